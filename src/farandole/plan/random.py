@@ -1,0 +1,32 @@
+"""Random numbers by name: each use has its own stream, keyed by what it is for."""
+
+from __future__ import annotations
+
+import enum
+
+import numpy as np
+
+
+class Stream(enum.IntEnum):
+    """What a stream of random numbers is for. Values are part of the job's bits: never reuse."""
+
+    SHARD_ORDER = 1
+    WINDOW_ORDER = 2
+    SLOT = 3
+    START = 4
+
+
+def philox_key(seed: int, stream: Stream, *path: int) -> np.ndarray:
+    """Return a 128-bit key (two uint64) for a stream, mixed from the seed and a path of numbers."""
+    entropy = np.random.SeedSequence([seed, int(stream), *path])
+    return entropy.generate_state(2, np.uint64)
+
+
+def generator(seed: int, stream: Stream, *path: int) -> np.random.Generator:
+    """Return a numpy generator for a stream (Philox-4x64, counter at zero)."""
+    return np.random.Generator(np.random.Philox(key=philox_key(seed, stream, *path)))
+
+
+def slot_seed(seed: int, step: int, slot: int) -> int:
+    """Return the 63-bit seed of all randomness inside one slot of one step."""
+    return int(philox_key(seed, Stream.SLOT, step, slot)[0] >> np.uint64(1))

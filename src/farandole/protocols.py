@@ -1,0 +1,234 @@
+"""Every seam of Farandole, as small protocols. Adapters live behind them, one each.
+
+Conformance suites for them are in `farandole.testing`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    import torch
+
+# --- collectives --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """A flat vector of gradients that is exchanged as one message."""
+
+    index: int
+    num_elements: int
+    dtype: torch.dtype
+    device: torch.device
+
+
+@runtime_checkable
+class Reducer(Protocol):
+    """Adds all slots' buckets, once per step, in the tree's order.
+
+    Each rank writes the sums of the subtrees that it holds (`farandole.plan.tree.subtrees` of
+    its slots, in that order), announces every bucket in ascending order, then waits.
+    """
+
+    def region(self, bucket: int, subtree: int) -> torch.Tensor:
+        """Return the vector to write: of one bucket, for the rank's subtree of that position.
+
+        The memory is alike from step to step; between `wait` and the next write,
+        region 0 holds the total, and its owner may change it in place.
+        """
+        ...
+
+    def ready(self, bucket: int) -> None:
+        """Announce that all regions of a bucket are written. Does not block."""
+        ...
+
+    def wait(self) -> None:
+        """Block until region 0 of every bucket holds the total over all slots.
+
+        Raises `PeerLostError` at once when a peer ends, or after the collective timeout.
+        Every rank must call it, after `ready` for every bucket.
+        """
+        ...
+
+    def close(self) -> None:
+        """Free the memory."""
+        ...
+
+
+@runtime_checkable
+class Comm(Protocol):
+    """Collectives of one generation. Every rank must call the same ones in the same order.
+
+    A call that does not match its peers' raises `MismatchError` on every rank; a peer that
+    ends raises `PeerLostError` on every other rank at once. Not thread-safe.
+    """
+
+    @property
+    def rank(self) -> int:
+        """This worker's rank."""
+        ...
+
+    @property
+    def world_size(self) -> int:
+        """How many workers there are."""
+        ...
+
+    def all_gather(self, tag: str, payload: bytes) -> list[bytes]:
+        """Exchange small messages: return every rank's, by rank. Blocks. `tag` names the use."""
+        ...
+
+    def broadcast(self, tag: str, tensors: Sequence[torch.Tensor], source: int = 0) -> None:
+        """Overwrite `tensors` with those of rank `source`. Blocks."""
+        ...
+
+    def reducer(
+        self, buckets: Sequence[Bucket], num_slots: int, *, exact: bool = True
+    ) -> Reducer:
+        """Make a reducer for these buckets. Blocks; every rank must pass the same ones.
+
+        With ``exact=False`` each rank writes one region (the sum of its slots), and the
+        order of the sum is the backend's.
+        """
+        ...
+
+    def close(self) -> None:
+        """Leave. Peers that still wait for this rank get `PeerLostError`."""
+        ...
+
+
+# --- engines ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class WorkerSpec:
+    """A command that is one worker."""
+
+    worker_id: int
+    argv: tuple[str, ...]
+    env: Mapping[str, str] = field(repr=False)
+    log_path: Path
+
+
+@dataclass(frozen=True)
+class WorkerEnd:
+    """How a worker ended."""
+
+    worker_id: int
+    exit_code: int | None
+    signal: int | None
+    time: float
+    """Seconds since the epoch at which the end was noticed."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether it ended by itself without an error."""
+        return self.exit_code == 0
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """Starts commands and reports their ends; nothing more."""
+
+    name: str
+
+    def available_cores(self) -> int:
+        """Return the number of cores that workers may use."""
+        ...
+
+    def start(self, worker: WorkerSpec) -> None:
+        """Start one worker. Returns once it runs; raises OSError if it cannot be started."""
+        ...
+
+    def wait(self, timeout: timedelta) -> list[WorkerEnd]:
+        """Block until a worker ends or the time is over; return the ends, in order, once each."""
+        ...
+
+    def terminate(self, worker_id: int) -> None:
+        """Ask a worker to finish its step and leave (SIGTERM). Does not block."""
+        ...
+
+    def kill(self, worker_id: int) -> None:
+        """End a worker and all its children at once (SIGKILL). Does not block."""
+        ...
+
+    def close(self) -> None:
+        """Kill whatever still runs and free everything. Blocks until nothing is left."""
+        ...
+
+
+# --- trackers -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class MetricPoint:
+    """One value of one metric."""
+
+    key: str
+    value: float
+    step: int
+    time: float
+    """Seconds since the epoch."""
+
+
+@runtime_checkable
+class Tracker(Protocol):
+    """Records a job elsewhere, as exactly one run. Called from one process, never a worker's.
+
+    Every method may block or raise; the caller retries. All are idempotent.
+    """
+
+    name: str
+
+    def start(self, *, run_name: str, run_id: str | None, tags: Mapping[str, str]) -> str:
+        """Open the run `run_id` again, or make one; return its id."""
+        ...
+
+    def log_params(self, params: Mapping[str, str]) -> None:
+        """Record the configuration, as flat keys."""
+        ...
+
+    def log_metrics(self, points: Sequence[MetricPoint]) -> None:
+        """Record a batch of values."""
+        ...
+
+    def log_artifact(self, path: Path, folder: str) -> None:
+        """Record a file or a directory under `folder`."""
+        ...
+
+    def log_model(self, model_dir: Path) -> None:
+        """Record a saved model so that the tracker's own tools can load and serve it."""
+        ...
+
+    def finish(self, status: str) -> None:
+        """End the run: `finished`, `failed` or `killed`."""
+        ...
+
+
+# --- data ---------------------------------------------------------------------------------
+
+
+@runtime_checkable
+class TrainingData(Protocol):
+    """Rows in a known order, as the loader needs them."""
+
+    @property
+    def num_rows(self) -> int:
+        """Rows selected."""
+        ...
+
+    @property
+    def fingerprint(self) -> str:
+        """Hex digest that changes when the rows do."""
+        ...
+
+    def slot_batches(
+        self, *, seed: int, epoch: int, start_row: int, batch_size: int, num_slots: int,
+        slots: range,
+    ) -> Iterator[Any]:
+        """Yield the batches of `slots`, step by step and in order of slots; see `SlotBatch`."""
+        ...
