@@ -1,0 +1,1 @@
+"""Training jobs: their life, their folder and what is shown of them."""
