@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -17,6 +18,11 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     """Return the known name that `name` was most likely meant to be, or None."""
     matches = difflib.get_close_matches(name, list(known), n=1)
     return matches[0] if matches else None
+
+
+def without_credentials(text: str) -> str:
+    """Return a text with every ``user:password@`` inside a URI taken out."""
+    return re.sub(r"(?<=://)[^/\s]*@", "", text)
 
 
 def _rebuild(cls: type[FarandoleError], fields: dict[str, Any]) -> FarandoleError:
