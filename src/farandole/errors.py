@@ -223,13 +223,15 @@ class PeerLostError(FarandoleError):
     """Another worker ended or fell silent. Never a job's first failure: that is the peer's."""
 
     rank: int
-    peer: int
+    peer: int | None
+    """None where the backend does not tell which one."""
     during: str
     reason: str
 
     def describe(self) -> str:
         """Say who was lost and during what."""
-        return f"rank {self.rank} lost rank {self.peer} during {self.during}: {self.reason}"
+        peer = "a peer" if self.peer is None else f"rank {self.peer}"
+        return f"rank {self.rank} lost {peer} during {self.during}: {self.reason}"
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

@@ -9,10 +9,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import torch
+
+    from farandole.data.block import RowBlock
+    from farandole.plan.lanes import EpochPlan
 
 # --- collectives --------------------------------------------------------------------------
 
@@ -47,11 +50,12 @@ class Reducer(Protocol):
         """Announce that all regions of a bucket are written. Does not block."""
         ...
 
-    def wait(self) -> None:
+    def wait(self, record: bytes = b"") -> list[bytes]:
         """Block until region 0 of every bucket holds the total over all slots.
 
-        Raises `PeerLostError` at once when a peer ends, or after the collective timeout.
-        Every rank must call it, after `ready` for every bucket.
+        `record` travels with the exchange: a small message (metrics, a flag) of this rank.
+        Returns every rank's, by rank. Raises `PeerLostError` at once when a peer ends, or
+        after the collective timeout. Every rank must call it, after `ready` for every bucket.
         """
         ...
 
@@ -93,6 +97,13 @@ class Comm(Protocol):
 
         With ``exact=False`` each rank writes one region (the sum of its slots), and the
         order of the sum is the backend's.
+        """
+        ...
+
+    def abort(self, reason: str) -> None:
+        """Break the collectives: pending and later calls raise `PeerLostError` at once.
+
+        For a peer that hangs. May be called from any thread; does not block.
         """
         ...
 
@@ -212,13 +223,29 @@ class Tracker(Protocol):
 # --- data ---------------------------------------------------------------------------------
 
 
+class Blocks(Protocol):
+    """Blocks of rows, prefetched; `close` frees threads and files at once."""
+
+    def __iter__(self) -> Iterator[RowBlock]:
+        """Return itself."""
+        ...
+
+    def __next__(self) -> RowBlock:
+        """Return the next block. Blocks until it is read; raises what reading it raised."""
+        ...
+
+    def close(self) -> None:
+        """Stop reading. Idempotent."""
+        ...
+
+
 @runtime_checkable
-class TrainingData(Protocol):
-    """Rows in a known order, as the loader needs them."""
+class Dataset(Protocol):
+    """Rows in a known order, in shards; what is read does not depend on who reads it."""
 
     @property
     def num_rows(self) -> int:
-        """Rows selected."""
+        """Rows selected. May read footers at the first call."""
         ...
 
     @property
@@ -226,9 +253,28 @@ class TrainingData(Protocol):
         """Hex digest that changes when the rows do."""
         ...
 
-    def slot_batches(
-        self, *, seed: int, epoch: int, start_row: int, batch_size: int, num_slots: int,
-        slots: range,
-    ) -> Iterator[Any]:
-        """Yield the batches of `slots`, step by step and in order of slots; see `SlotBatch`."""
+    def validate(self) -> None:
+        """Raise DataError or ColumnError for all that can be known before reading rows."""
+        ...
+
+    def epoch_plan(
+        self,
+        *,
+        seed: int,
+        epoch: int,
+        batch_size: int,
+        num_slots: int,
+        start_row: int = 0,
+        shuffle: bool = True,
+        tail: Literal["short", "drop"] = "short",
+    ) -> EpochPlan:
+        """Return the order of an epoch, or of its rest from `start_row` on."""
+        ...
+
+    def read(self, plan: EpochPlan, slots: range, start_step: int = 0) -> Blocks:
+        """Return the blocks of `slots` by the plan, in the order of (step, slot)."""
+        ...
+
+    def read_rows(self, ranges: Sequence[range]) -> Blocks:
+        """Return one block for each range of rows, in the order of the data set."""
         ...
