@@ -61,8 +61,8 @@ class Fold(Generic[T]):
         self._add = add
         self._held: list[tuple[Node, T]] = []
 
-    def put(self, node: Node, value: T) -> None:
-        """Take in the value of a node, and merge all pairs that are complete."""
+    def put(self, node: Node, value: T) -> Node:
+        """Take in the value of a node, merge all pairs that are complete, return the result's."""
         node = _normal(node, self._num_slots)
         while self._held and node.index % 2 == 1:
             left, left_value = self._held[-1]
@@ -72,6 +72,7 @@ class Fold(Generic[T]):
             value = self._add(left_value, value)
             node = _normal(Node(node.level + 1, node.index // 2), self._num_slots)
         self._held.append((node, value))
+        return node
 
     def take(self) -> list[tuple[Node, T]]:
         """Return the subtrees held, in order of slots, and forget them."""
@@ -119,4 +120,38 @@ def additions(nodes: Sequence[Node], num_slots: int) -> tuple[tuple[int, int], .
         return left
 
     tree_sum(list(zip(nodes, range(len(nodes)), strict=True)), num_slots, add)
+    return tuple(steps)
+
+
+@dataclass(frozen=True)
+class FoldStep:
+    """What to do with one slot's value when slots come one by one.
+
+    Attributes
+    ----------
+    num_merges : int
+        How many held values to add to it, the newest first, each on the left.
+    subtree : int or None
+        Position of the subtree that is then complete; None if more slots will be added to it.
+    """
+
+    num_merges: int
+    subtree: int | None
+
+
+def fold_steps(slots: Sequence[int], num_slots: int) -> tuple[FoldStep, ...]:
+    """Return the steps that fold a run of slots into its `subtrees`, one for each slot."""
+    final = subtrees(slots, num_slots)
+    merges = 0
+
+    def count(left: None, right: None) -> None:
+        nonlocal merges
+        merges += 1
+
+    fold: Fold[None] = Fold(num_slots, count)
+    steps: list[FoldStep] = []
+    for slot in slots:
+        merges = 0
+        node = fold.put(Node(0, slot), None)
+        steps.append(FoldStep(merges, final.index(node) if node in final else None))
     return tuple(steps)

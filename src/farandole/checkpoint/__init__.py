@@ -1,0 +1,1 @@
+"""Durable state of a job: written in the background, committed by one rename."""

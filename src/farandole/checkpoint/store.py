@@ -1,0 +1,212 @@
+"""A folder of checkpoints.
+
+A checkpoint is a folder ``step-<number>`` that holds what `torch.distributed.checkpoint` wrote,
+and ``manifest.json``: the step, the state's skeleton, and size and SHA-256 of every file. It is
+written under a hidden name and renamed when all is on the disk, so it exists whole or not at all;
+the manifest finds what a disk or a copy has torn since.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import re
+import shutil
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+
+from farandole.checkpoint.tree import empty_tensors
+from farandole.errors import CheckpointError
+
+# One writer without a process group is what is meant here. The filter is global because
+# warnings cannot be filtered for one thread.
+warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable")
+
+FORMAT = 1
+_NAME = re.compile(r"step-(\d{10})")
+_MANIFEST = "manifest.json"
+
+
+class CheckpointStore:
+    """Writes, lists, verifies and reads the checkpoints of one folder. Makes no threads.
+
+    Parameters
+    ----------
+    folder : Path
+        Made when the first checkpoint is written.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def path(self, step: int) -> Path:
+        """Return where the checkpoint after a step lies."""
+        return self.folder / f"step-{step:010d}"
+
+    def steps(self) -> list[int]:
+        """Return the steps of which there are committed checkpoints, in ascending order."""
+        if not self.folder.is_dir():
+            return []
+        names = (_NAME.fullmatch(entry.name) for entry in self.folder.iterdir())
+        return sorted(int(match[1]) for match in names if match)
+
+    def write(
+        self, step: int, tensors: Mapping[str, torch.Tensor], skeleton: Any, about: dict[str, Any]
+    ) -> Path:
+        """Write and commit one checkpoint. Blocks until it is on the disk.
+
+        A committed checkpoint of the same step is replaced: it may hold an earlier position of
+        the same step (before an evaluation, say).
+
+        Raises
+        ------
+        CheckpointError
+            The disk is full, or the folder cannot be written; nothing half-written is left.
+        """
+        final = self.path(step)
+        temporary = self.folder / f".{final.name}.{os.getpid()}.tmp"
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            temporary.mkdir()
+            writer = dcp.FileSystemWriter(temporary, sync_files=True)
+            dcp.save(dict(tensors), storage_writer=writer, no_dist=True)
+            manifest = {
+                "format": FORMAT,
+                "step": step,
+                "about": about,
+                "skeleton": skeleton,
+                "files": _digests(temporary),
+            }
+            _write_synced(temporary / _MANIFEST, json.dumps(manifest).encode())
+            _sync(temporary)
+            _replace_folder(temporary, final)
+            _sync(self.folder)
+        except Exception as error:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise _write_error(final, error) from error
+        return final
+
+    def read(self, step: int) -> tuple[dict[str, torch.Tensor], Any, dict[str, Any]]:
+        """Verify and read one checkpoint: its tensors (on the CPU), skeleton and `about`.
+
+        Raises
+        ------
+        CheckpointError
+            It is torn, was changed, or was not written by this store; says in which way.
+        """
+        path = self.path(step)
+        manifest = self._verified(path, step)
+        tensors = empty_tensors(manifest["skeleton"])
+        if tensors:
+            try:
+                dcp.load(tensors, storage_reader=dcp.FileSystemReader(path), no_dist=True)
+            except Exception as error:
+                raise _unusable(path, f"cannot be read ({error})") from error
+        return tensors, manifest["skeleton"], manifest["about"]
+
+    def remove(self, step: int) -> None:
+        """Remove one checkpoint: under its name it is there whole or not at all."""
+        path = self.path(step)
+        doomed = self.folder / f".{path.name}.{os.getpid()}.old"
+        with contextlib.suppress(FileNotFoundError):
+            path.rename(doomed)
+        shutil.rmtree(doomed, ignore_errors=True)
+
+    def sweep(self) -> None:
+        """Remove what interrupted writes have left. Nobody else may be writing."""
+        if self.folder.is_dir():
+            for entry in self.folder.iterdir():
+                if entry.name.startswith(".step-"):
+                    shutil.rmtree(entry, ignore_errors=True)
+
+    @staticmethod
+    def _verified(path: Path, step: int) -> dict[str, Any]:
+        try:
+            manifest = json.loads((path / _MANIFEST).read_bytes())
+            files = dict(manifest["files"])
+            found = {"format": manifest["format"], "step": manifest["step"]}
+            manifest["skeleton"], manifest["about"]
+        except FileNotFoundError:
+            raise _unusable(path, "has no manifest, so it was never committed") from None
+        except (ValueError, KeyError, TypeError) as error:
+            raise _unusable(path, f"has a manifest that cannot be read ({error})") from error
+        if found != {"format": FORMAT, "step": step}:
+            raise _unusable(path, f"is a foreign one (format and step: {found})")
+        for name, (size, digest) in files.items():
+            file = path / name
+            if not file.is_file():
+                raise _unusable(path, f"lacks its file {name}")
+            if file.stat().st_size != size:
+                raise _unusable(path, f"is torn: {name} has {file.stat().st_size} bytes, not {size}")
+            if _sha256(file) != digest:
+                raise _unusable(path, f"was changed: {name} has another SHA-256")
+        return manifest
+
+
+def _digests(folder: Path) -> dict[str, tuple[int, str]]:
+    files = sorted(file for file in folder.rglob("*") if file.is_file())
+    return {
+        str(file.relative_to(folder)): (file.stat().st_size, _sha256(file)) for file in files
+    }
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _write_synced(path: Path, data: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _replace_folder(source: Path, target: Path) -> None:
+    if target.exists():
+        old = target.with_name(f".{target.name}.{os.getpid()}.old")
+        target.rename(old)
+        source.rename(target)
+        shutil.rmtree(old, ignore_errors=True)
+    else:
+        source.rename(target)
+
+
+def _write_error(path: Path, error: Exception) -> CheckpointError:
+    """Find the operating system's word in what torch made of it."""
+    cause: BaseException | None = error
+    text = str(error)
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.errno is not None:
+            text = os.strerror(cause.errno)
+            break
+        cause = cause.__cause__ or cause.__context__
+    full = isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT)
+    remedy = "free some space" if full else "make the folder writable"
+    return CheckpointError(
+        path=str(path),
+        problem=f"cannot be written ({text})",
+        remedy=f"{remedy}, then go on with --resume; earlier checkpoints are whole",
+    )
+
+
+def _unusable(path: Path, problem: str) -> CheckpointError:
+    return CheckpointError(
+        path=str(path), problem=problem, remedy="remove it; the one before it is used"
+    )

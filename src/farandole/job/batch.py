@@ -1,0 +1,83 @@
+"""What the training function gets from a loader: rows as tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+if TYPE_CHECKING:
+    from farandole.data.rows import RowBlock
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows of one microstep.
+
+    Attributes
+    ----------
+    features : Tensor of shape (n, F), float32, or None
+        The columns named as features, or what the preprocessor made of them.
+    categories : Tensor of shape (n, C), int64, or None
+        Codes of the preprocessor's categorical columns; 0 is null or unseen.
+    label : Tensor of shape (n,), int64 or float32, or None
+        The label column.
+    columns : dict of str to Tensor of shape (n, ...) or numpy array
+        Every other column; those without a tensor type (strings, times) stay numpy arrays.
+    row_ids : Tensor of shape (n,), int64
+        Position of each row in the data set: the same for every number of workers and epoch.
+    """
+
+    num_rows: int
+    features: torch.Tensor | None
+    categories: torch.Tensor | None
+    label: torch.Tensor | None
+    row_ids: torch.Tensor
+    columns: Mapping[str, Any] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return self.num_rows
+
+    def __getitem__(self, column: str) -> Any:
+        """Return a column by name."""
+        return self.columns[column]
+
+    @classmethod
+    def from_block(cls, block: RowBlock, device: torch.device) -> Batch:
+        """Make tensors of a block's arrays; on the CPU they share its memory."""
+
+        def tensor(array: np.ndarray | None) -> torch.Tensor | None:
+            return None if array is None else torch.from_numpy(array).to(device)
+
+        def column(array: np.ndarray) -> Any:
+            return tensor(array) if array.dtype.kind in "fiub" else array
+
+        row_ids = tensor(block.row_ids)
+        assert row_ids is not None
+        return cls(
+            num_rows=block.num_rows,
+            features=tensor(block.features),
+            categories=tensor(block.categories),
+            label=tensor(block.label),
+            columns={name: column(array) for name, array in block.columns.items()},
+            row_ids=row_ids,
+        )
+
+    def slice(self, start: int, stop: int) -> Batch:
+        """Return rows ``[start, stop)``, sharing memory."""
+
+        def cut(value: Any) -> Any:
+            return None if value is None else value[start:stop]
+
+        return Batch(
+            num_rows=stop - start,
+            features=cut(self.features),
+            categories=cut(self.categories),
+            label=cut(self.label),
+            columns={name: cut(value) for name, value in self.columns.items()},
+            row_ids=self.row_ids[start:stop],
+        )

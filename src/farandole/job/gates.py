@@ -1,0 +1,57 @@
+"""Optimizers and schedulers that act once per step, though the loop calls them for every batch."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import torch
+
+from farandole.errors import UsageError
+from farandole.job.stepstate import StepState
+
+OptimizerT = TypeVar("OptimizerT", bound=torch.optim.Optimizer)
+
+
+class _GatedOptimizer:
+    _step_state: StepState
+
+    def step(self, closure: Any = None) -> None:
+        if closure is not None:
+            raise UsageError(
+                problem="optimizer.step(closure) evaluates the loss several times per step",
+                remedy="use an optimizer that needs no closure",
+            )
+        if self._step_state.optimizer_step():
+            super().step()  # type: ignore[misc]
+            self._step_state.after_optimizer_step()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        if self._step_state.zero_grad():
+            super().zero_grad(set_to_none)  # type: ignore[misc]
+
+
+class _GatedScheduler:
+    _step_state: StepState
+
+    def step(self, *args: Any, **kwargs: Any) -> None:
+        if self._step_state.scheduler_step():
+            super().step(*args, **kwargs)  # type: ignore[misc]
+
+
+def _gate(target: Any, mixin: type, state: StepState) -> None:
+    # A subclass made on the spot: isinstance, attributes and state_dict stay as they were.
+    cls = type(target)
+    target.__class__ = type(cls.__name__, (mixin, cls), {"__module__": cls.__module__})
+    target._step_state = state
+
+
+def gate_optimizer(optimizer: OptimizerT, state: StepState) -> OptimizerT:
+    """Make `step` and `zero_grad` of an optimizer follow `state`; return the same object."""
+    _gate(optimizer, _GatedOptimizer, state)
+    return optimizer
+
+
+def gate_scheduler(scheduler: Any, state: StepState) -> Any:
+    """Make `step` of a scheduler follow `state`; return the same object."""
+    _gate(scheduler, _GatedScheduler, state)
+    return scheduler

@@ -1,0 +1,1 @@
+"""How updates are exchanged: one module per strategy."""

@@ -1,0 +1,243 @@
+"""Synchronous data parallelism: all slots' gradients are added in the tree's order.
+
+While the slots of a worker come one by one, their gradients fold as a binary counter does
+(`farandole.plan.tree`); the sums are taken in the backward pass's own hooks, while a gradient is
+still in cache. The last fold of a step writes into the communicator's memory, bucket by bucket,
+and announces each bucket as soon as it is complete, so that the exchange overlaps the rest of
+the backward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from farandole.errors import UsageError
+from farandole.plan.tree import FoldStep, fold_steps, subtrees
+from farandole.protocols import Comm, Reducer
+from farandole.strategies.buckets import lay_out
+
+_SHOWN_NAMES = 5
+
+
+class AllReduce:
+    """Gives every worker the total of all slots' gradients, once per step.
+
+    Parameters
+    ----------
+    comm : Comm
+        Every rank must make the same calls in the same order.
+    num_slots : int
+        Slots of the job, V.
+    slots : sequence of int
+        This worker's, contiguous and ascending.
+    exact : bool
+        False lets the backend choose the order of the sum; then a worker holds one slot.
+    bucket_bytes : int
+        Gradients that are exchanged as one message.
+    """
+
+    def __init__(
+        self, comm: Comm, *, num_slots: int, slots: Sequence[int], exact: bool, bucket_bytes: int
+    ) -> None:
+        self._comm = comm
+        self._num_slots = num_slots
+        self._exact = exact
+        self._bucket_bytes = bucket_bytes
+        self._steps = fold_steps(slots, num_slots)
+        self._num_subtrees = len(subtrees(slots, num_slots))
+        self._reducer: Reducer | None = None
+        self._hooks: list[Any] = []
+        # One microstep's fold, set before its backward pass and read by the hooks.
+        self._step: FoldStep | None = None
+        self._chain: list[list[torch.Tensor]] = []
+        self._held: list[list[torch.Tensor]] = []
+        self._announce = False
+
+    def attach(self, model: torch.nn.Module, *, allow_unused: bool) -> None:
+        """Take charge of a model's gradients and buffers. Blocks; every rank must call it."""
+        named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        self._names = [name for name, _ in named]
+        self._parameters = [parameter for _, parameter in named]
+        self._allow_unused = allow_unused
+        # With one slot, what the slot leaves in the buffers is the result already.
+        shared = self._num_slots > 1
+        self._buffers = [b for b in model.buffers() if shared and b.is_floating_point()]
+        self._base = [torch.empty_like(buffer) for buffer in self._buffers]
+        self._num_tensors = len(self._parameters) + len(self._buffers)
+        self._folded: list[torch.Tensor | None] = [None] * self._num_tensors
+        self._targets: list[list[torch.Tensor]] = []
+        if self._comm.world_size > 1:
+            self._attach_reducer()
+        self._hooks = [
+            parameter.register_post_accumulate_grad_hook(self._hook(index))
+            for index, parameter in enumerate(self._parameters)
+        ]
+
+    def _attach_reducer(self) -> None:
+        tensors = [*self._parameters, *self._buffers]
+        layout = lay_out(self._parameters, self._buffers, self._bucket_bytes)
+        reducer = self._comm.reducer(layout.buckets, self._num_slots, exact=self._exact)
+        self._reducer = reducer
+        self._bucket_of = [place.bucket for place in layout.places]
+        self._bucket_sizes = [len(members) for members in layout.members()]
+        for subtree in range(self._num_subtrees):
+            region = self._region(reducer, subtree)
+            self._targets.append(layout.views(tensors, region))
+
+    @staticmethod
+    def _region(reducer: Reducer, subtree: int) -> Callable[[int], torch.Tensor]:
+        return lambda bucket: reducer.region(bucket, subtree)
+
+    # --- one microstep ----------------------------------------------------------------------
+
+    def begin_slot(self, position: int) -> None:
+        """Prepare for the forward pass of this worker's slot at `position`."""
+        if position == 0:
+            for parameter in self._parameters:
+                parameter.grad = None
+            self._held = []
+            if self._buffers:
+                torch._foreach_copy_(self._base, self._buffers)
+        elif self._buffers:
+            torch._foreach_copy_(self._buffers, self._base)
+
+    def backward(
+        self, loss: torch.Tensor, *, weight: float, position: int, slot_weight: float | None
+    ) -> None:
+        """Run the backward pass of a loss, and fold its slot's gradients if the slot is complete.
+
+        Parameters
+        ----------
+        loss : Tensor
+            A scalar: the mean over the rows of this microstep.
+        weight : float
+            Rows of this microstep over rows of the step.
+        position : int
+            Which of this worker's slots.
+        slot_weight : float or None
+            Rows of the slot over rows of the step; None if more of the slot's rows will follow.
+        """
+        if slot_weight is None:
+            _run_backward(loss, weight)
+            return
+        step = self._steps[position]
+        self._begin_fold(step, last=position == len(self._steps) - 1)
+        try:
+            _run_backward(loss, weight)
+        finally:
+            self._step = None
+        self._fold_rest(step, slot_weight)
+        del self._held[len(self._held) - step.num_merges :]
+        if self._target is None:
+            self._held.append(self._folded)  # type: ignore[arg-type]
+
+    def _begin_fold(self, step: FoldStep, *, last: bool) -> None:
+        self._folded = [None] * self._num_tensors
+        self._chain = self._held[len(self._held) - step.num_merges :][::-1]
+        exchanged = step.subtree is not None and self._reducer is not None
+        self._target = self._targets[step.subtree] if exchanged else None  # type: ignore[index]
+        self._fired = bytearray(self._num_tensors)
+        self._announce = last and self._reducer is not None
+        if self._announce:
+            self._pending = list(self._bucket_sizes)
+            self._next_bucket = 0
+        self._step = step
+
+    def _hook(self, index: int) -> Callable[[torch.Tensor], None]:
+        def fold(parameter: torch.Tensor) -> None:
+            if self._step is not None:
+                gradient = parameter.grad
+                parameter.grad = None
+                self._fold(index, gradient)  # type: ignore[arg-type]
+
+        return fold
+
+    def _fold(self, index: int, value: torch.Tensor) -> None:
+        """Add the held values to one tensor's new value, and put the sum where it belongs."""
+        if value.layout is not torch.strided:
+            raise UsageError(
+                problem=f"parameter {self._names[index]!r} has a sparse gradient",
+                remedy="build its module with sparse=False",
+            )
+        self._fired[index] = 1
+        target = self._target
+        if target is None:
+            for left in self._chain:
+                value = left[index].add_(value)
+            self._folded[index] = value
+            return
+        if not self._chain:
+            target[index].copy_(value)
+        else:
+            for left in self._chain[:-1]:
+                value = left[index].add_(value)
+            torch.add(self._chain[-1][index], value, out=target[index])
+        if self._announce:
+            self._count_down(self._bucket_of[index])
+
+    def _count_down(self, bucket: int) -> None:
+        pending = self._pending
+        pending[bucket] -= 1
+        while self._next_bucket < len(pending) and pending[self._next_bucket] == 0:
+            self._next_bucket += 1
+            self._reducer.ready(self._next_bucket - 1)  # type: ignore[union-attr]
+
+    def _fold_rest(self, step: FoldStep, slot_weight: float) -> None:
+        """Fold what the hooks did not see: parameters without a gradient, and buffers."""
+        num_parameters = len(self._parameters)
+        missing = [i for i in range(num_parameters) if not self._fired[i]]
+        if missing and not self._allow_unused:
+            names = ", ".join(self._names[i] for i in missing[:_SHOWN_NAMES])
+            more = f" and {len(missing) - _SHOWN_NAMES} more" if len(missing) > _SHOWN_NAMES else ""
+            raise UsageError(
+                problem=f"no gradient reached {names}{more}",
+                remedy="use them in the loss, set requires_grad=False, or pass "
+                "job.prepare(..., allow_unused=True) to count them as zero",
+            )
+        with torch.no_grad():
+            for index in missing:
+                self._fold(index, torch.zeros_like(self._parameters[index]))
+            for offset, (buffer, base) in enumerate(zip(self._buffers, self._base, strict=True)):
+                self._fold(num_parameters + offset, (buffer - base).mul_(slot_weight))
+
+    # --- one step ---------------------------------------------------------------------------
+
+    def exchange(self, record: bytes) -> list[bytes]:
+        """Put the totals in place, after the last slot; return every rank's record.
+
+        Each parameter's ``grad`` is then the total over all slots, and floating buffers are
+        their weighted mean. Blocks; every rank must call it.
+        """
+        if self._reducer is None:
+            totals, records = self._held.pop(), [record]
+        else:
+            records = self._reducer.wait(record)
+            totals = self._targets[0]
+        for parameter, total in zip(self._parameters, totals, strict=False):
+            parameter.grad = total
+        with torch.no_grad():
+            changes = totals[len(self._parameters) :]
+            for buffer, base, change in zip(self._buffers, self._base, changes, strict=True):
+                torch.add(base, change, out=buffer)
+        return records
+
+    def close(self) -> None:
+        """Remove the hooks and free the communicator's memory."""
+        for hook in self._hooks:
+            hook.remove()
+        for parameter in self._parameters if self._hooks else ():
+            parameter.grad = None
+        self._hooks, self._targets, self._held = [], [], []
+        if self._reducer is not None:
+            self._reducer.close()
+            self._reducer = None
+
+
+def _run_backward(loss: torch.Tensor, weight: float) -> None:
+    if weight == 1.0:
+        loss.backward()
+    else:
+        loss.backward(gradient=torch.full_like(loss, weight))
