@@ -239,7 +239,6 @@ class Blocks(Protocol):
         ...
 
 
-@runtime_checkable
 class Dataset(Protocol):
     """Rows in a known order, in shards; what is read does not depend on who reads it."""
 

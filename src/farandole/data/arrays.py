@@ -1,0 +1,172 @@
+"""A data set of numpy arrays in memory."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Generator, Iterator, Sequence
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import ArrayLike
+
+from farandole.data.block import RowBlock
+from farandole.data.plans import make_epoch_plan
+from farandole.errors import ColumnError, DataError
+from farandole.plan.lanes import DEFAULT_WINDOW_ROWS, EpochPlan
+
+_NAME = "in-memory data"
+
+
+class ArrayDataset:
+    """Rows held in numpy arrays, given in the same order as a Parquet data set would.
+
+    Parameters
+    ----------
+    features : array-like, shape (n, F), optional
+        Converted to float32, row-major.
+    label : array-like, shape (n,), optional
+        Bools and integers become int64, floats float32.
+    categories : array-like of int, shape (n, C), optional
+        Converted to int64.
+    rows_per_shard : int, default=65536
+        Rows that are moved as one by the shuffle of shards.
+    transform : callable, optional
+        Takes a `RowBlock` and returns one of as many rows; must keep no state.
+    **columns : array-like, shape (n, ...)
+        Further arrays, given by name as they are.
+
+    Raises
+    ------
+    DataError
+        If lengths or shapes do not fit, or there are no rows.
+    """
+
+    def __init__(
+        self,
+        features: ArrayLike | None = None,
+        label: ArrayLike | None = None,
+        *,
+        categories: ArrayLike | None = None,
+        rows_per_shard: int = 65536,
+        transform: Callable[[RowBlock], RowBlock] | None = None,
+        **columns: ArrayLike,
+    ) -> None:
+        arrays: dict[str, np.ndarray[Any, Any]] = {
+            name: np.asarray(values) for name, values in columns.items()
+        }
+        if features is not None:
+            arrays["features"] = np.ascontiguousarray(features, np.float32)
+        if categories is not None:
+            arrays["categories"] = np.ascontiguousarray(categories, np.int64)
+        if label is not None:
+            arrays["label"] = _as_label(np.asarray(label))
+        lengths = {name: array.shape[0] if array.ndim else 0 for name, array in arrays.items()}
+        if len(set(lengths.values())) != 1:
+            problem = f"arrays differ in length: {lengths}" if lengths else "there is no array"
+            raise DataError(path=_NAME, problem=problem, remedy="pass arrays of one length")
+        for name in ("features", "categories"):
+            if name in arrays and arrays[name].ndim != 2:
+                problem = f"{name} has the shape {arrays[name].shape}"
+                raise DataError(path=_NAME, problem=problem, remedy="pass it as rows x columns")
+        num_rows = next(iter(lengths.values()))
+        if num_rows == 0:
+            raise DataError(path=_NAME, problem="there are no rows", remedy="pass some")
+        self._rows = RowBlock(
+            row_ids=np.arange(num_rows),
+            features=arrays.get("features"),
+            categories=arrays.get("categories"),
+            label=arrays.get("label"),
+            columns={name: arrays[name] for name in columns},
+        )
+        full, rest = divmod(num_rows, rows_per_shard)
+        self._shard_rows = (rows_per_shard,) * full + ((rest,) if rest else ())
+        self._transform = transform
+
+    @property
+    def num_rows(self) -> int:
+        """Rows."""
+        return self._rows.num_rows
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Hex digest over all values."""
+        digest = hashlib.sha256(str(self._shard_rows).encode())
+        for array in self._rows.arrays():
+            digest.update(f"{array.dtype} {array.shape}".encode())
+            if array.dtype.hasobject:
+                digest.update(repr(array.tolist()).encode())
+            else:
+                digest.update(np.ascontiguousarray(array).view(np.uint8).data)
+        return digest.hexdigest()
+
+    def validate(self) -> None:
+        """Do nothing: the constructor has checked it all."""
+
+    def epoch_plan(
+        self,
+        *,
+        seed: int,
+        epoch: int,
+        batch_size: int,
+        num_slots: int,
+        start_row: int = 0,
+        shuffle: bool = True,
+        tail: Literal["short", "drop"] = "short",
+        window_rows: int = DEFAULT_WINDOW_ROWS,
+    ) -> EpochPlan:
+        """Return the order of an epoch; see `EpochPlan`. Raises ConfigError and DataError."""
+        return make_epoch_plan(
+            _NAME,
+            self._shard_rows,
+            seed=seed,
+            epoch=epoch,
+            batch_size=batch_size,
+            num_slots=num_slots,
+            start_row=start_row,
+            shuffle=shuffle,
+            tail=tail,
+            window_rows=window_rows,
+        )
+
+    def read(self, plan: EpochPlan, slots: range, start_step: int = 0) -> Generator[RowBlock]:
+        """Yield the blocks of `slots`, in the order of (step, slot). Does no I/O."""
+        for step in range(start_step, plan.num_steps):
+            for slot in slots:
+                yield self._finish(self._rows.take(plan.slot_row_ids(step, slot)))
+
+    def read_rows(self, ranges: Sequence[range]) -> Generator[RowBlock]:
+        """Yield one block for each range of rows, in the order of the data set."""
+        for rows in ranges:
+            yield self._finish(self._rows.map(lambda array, r=rows: array[r.start : r.stop].copy()))
+
+    def scan(self, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Yield columns by name as Arrow batches, one per shard, in order."""
+        known = self._rows.columns
+        for name in names:
+            if name not in known:
+                raise ColumnError(
+                    path=_NAME, column=name, problem="does not exist", known=tuple(known)
+                )
+        start = 0
+        for rows in self._shard_rows:
+            arrays = [
+                pa.array(known[name][start : start + rows], from_pandas=True) for name in names
+            ]
+            yield pa.RecordBatch.from_arrays(arrays, names=list(names))
+            start += rows
+
+    def _finish(self, block: RowBlock) -> RowBlock:
+        return block if self._transform is None else self._transform(block)
+
+
+def _as_label(label: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    if label.ndim != 1:
+        problem = f"label has the shape {label.shape}"
+        raise DataError(path=_NAME, problem=problem, remedy="pass one value for each row")
+    if label.dtype.kind in "biu":
+        return label.astype(np.int64)
+    if label.dtype.kind == "f":
+        return label.astype(np.float32)
+    raise ColumnError(path=_NAME, column="label", problem=f"is {label.dtype}, not numeric")

@@ -1,0 +1,64 @@
+"""Rows as numpy arrays: what data sets give, and what transforms take and return."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class RowBlock:
+    """Some rows of a data set.
+
+    Attributes
+    ----------
+    row_ids : ndarray of int64, shape (n,)
+        Place of each row in the data set, among the rows selected.
+    features : ndarray of float32, shape (n, F), or None
+        Row-major.
+    categories : ndarray of int64, shape (n, C), or None
+        Codes from a `Preprocessor`.
+    label : ndarray of int64 or float32, shape (n,), or None
+    columns : dict of str to ndarray, shape (n, ...)
+        Columns asked for by name.
+    """
+
+    row_ids: NDArray[np.int64]
+    features: NDArray[np.float32] | None = None
+    categories: NDArray[np.int64] | None = None
+    label: Array | None = None
+    columns: Mapping[str, Array] = field(default_factory=dict[str, Array])
+
+    @property
+    def num_rows(self) -> int:
+        """Rows in this block."""
+        return len(self.row_ids)
+
+    def arrays(self) -> list[Array]:
+        """Return all arrays that are there, in a fixed order."""
+        named = (self.row_ids, self.features, self.categories, self.label)
+        return [array for array in named if array is not None] + list(self.columns.values())
+
+    def map(self, function: Callable[[Array], Array]) -> RowBlock:
+        """Return a block of what `function` makes of each array."""
+        return RowBlock(
+            row_ids=function(self.row_ids),
+            features=None if self.features is None else function(self.features),
+            categories=None if self.categories is None else function(self.categories),
+            label=None if self.label is None else function(self.label),
+            columns={name: function(array) for name, array in self.columns.items()},
+        )
+
+    def take(self, rows: NDArray[np.intp]) -> RowBlock:
+        """Return a copy of the rows at these places of the block."""
+        return self.map(lambda array: array.take(rows, axis=0))
+
+    def slice(self, start: int, stop: int) -> RowBlock:
+        """Return a view of a run of rows."""
+        return self.map(lambda array: array[start:stop])

@@ -1,0 +1,303 @@
+"""Which rows each slot takes in each step of an epoch, from sizes and a seed alone.
+
+*Order.* The shards are permuted and laid end to end: the *stream*. The stream is cut by row
+into `L` lanes; in a lane, windows of rows are permuted. Slot `v` of `V` owns the lanes
+``[v * L / V, (v + 1) * L / V)``. A batch takes a few rows from every lane, so it mixes rows
+from all over the data set, and a worker reads only the lanes of its slots.
+
+*State.* Only the number of rows consumed, `T`. Lane `l`, the `j`-th of slot `v`, has the phase
+``phi = j * V + v`` and has given ``(T + phi) // L`` rows after `T`. The phases are 0 to L - 1,
+so by Hermite's identity the lanes have given exactly `T` rows together, and a slot exactly
+``(T + v) // V``. Every step thus takes exactly `B` rows, no two slots of a step differ by
+more than one row, and no rule for remainders is needed; a lane is as long as what it has given
+at the end, so that all lanes end together. Since `T` says it all, an epoch may go on
+from it with another batch size.
+
+*Number of lanes.* The multiple of `V` nearest above 48, which many worker counts divide; fewer
+if a lane would otherwise be empty.
+
+*Tail.* A remainder below ``min(2 * V, B)`` rows joins the last full batch, so that no slot
+of any step is empty and batch statistics have two rows to work on; a larger one is a short
+last batch. Since the rows left after any step are then zero or at least ``min(2 * V, B)``, the
+same holds however often the batch size changes on the way.
+
+*Windows.* The first window of a lane is shortened, by its phase, so that the lanes of a slot
+come to their next windows at different times and reading is spread evenly. A lane that fits
+into one window is not cut, for the better shuffle.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from farandole.plan.random import Stream, generator
+from farandole.plan.slots import slots_of
+
+MIN_LANES = 48
+DEFAULT_WINDOW_ROWS = 8192
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class EpochPlan:
+    """The order of one epoch, or of what is left of it from `start_row` on.
+
+    Steps are counted from `start_row`: step 0 is the first one from there. No method costs
+    time or memory in proportion to the number of rows.
+
+    Parameters
+    ----------
+    shard_rows : tuple of int
+        Rows selected in each shard, in the order of the data set.
+    seed, epoch : int
+        Decide the order.
+    batch_size : int
+        Rows of a step over all slots, B; at least `num_slots`.
+    num_slots : int
+        V.
+    start_row : int, default=0
+        Rows of the epoch that are consumed already.
+    shuffle : bool, default=True
+        False keeps the order of shards, and of rows in a lane.
+    tail : {"short", "drop"}, default="short"
+        Whether rows that fill no batch are a short one (see above) or left out.
+    window_rows : int, default=8192
+        Rows that are permuted together.
+
+    Raises
+    ------
+    ValueError
+        If a step would leave a slot without a row, or a number is out of range.
+    """
+
+    shard_rows: tuple[int, ...]
+    seed: int
+    epoch: int
+    batch_size: int
+    num_slots: int
+    start_row: int = 0
+    shuffle: bool = True
+    tail: Literal["short", "drop"] = "short"
+    window_rows: int = DEFAULT_WINDOW_ROWS
+
+    def __post_init__(self) -> None:
+        if self.num_slots < 1 or self.window_rows < 1:
+            raise ValueError("num_slots and window_rows must be at least 1")
+        if self.tail not in ("short", "drop"):
+            raise ValueError(f"tail must be 'short' or 'drop', not {self.tail!r}")
+        if any(rows < 0 for rows in self.shard_rows):
+            raise ValueError("shard_rows must not be negative")
+        if self.batch_size < self.num_slots:
+            raise ValueError(f"batch_size {self.batch_size} is below num_slots {self.num_slots}")
+        if not 0 <= self.start_row <= self.num_rows:
+            raise ValueError(f"start_row {self.start_row} is not in 0 to {self.num_rows}")
+        needed = self.num_slots if self.tail == "short" else self.batch_size
+        left = self.num_rows - self.start_row
+        if self.num_rows < needed or (self.tail == "short" and 0 < left < needed):
+            raise ValueError(f"{left} rows are too few: a step needs {needed}")
+
+    # --- steps ----------------------------------------------------------------------------
+
+    @cached_property
+    def num_rows(self) -> int:
+        """Rows of the whole epoch, N."""
+        return sum(self.shard_rows)
+
+    @cached_property
+    def num_steps(self) -> int:
+        """Steps from `start_row` to the end of the epoch."""
+        full, rest = divmod(self.num_rows - self.start_row, self.batch_size)
+        if self.tail == "drop" or rest == 0:
+            return full
+        joins = full > 0 and rest < min(2 * self.num_slots, self.batch_size)
+        return full if joins else full + 1
+
+    def rows_before(self, step: int) -> int:
+        """Return the rows of the epoch consumed before a step; of `num_steps`: at the end."""
+        if not 0 <= step <= self.num_steps:
+            raise ValueError(f"step {step} is not in 0 to {self.num_steps}")
+        if step == self.num_steps and self.tail == "short":
+            return self.num_rows
+        return self.start_row + step * self.batch_size
+
+    def rows_after(self, step: int) -> int:
+        """Return the rows of the epoch consumed after a step: the state to resume from."""
+        return self.rows_before(step + 1)
+
+    def step_rows(self, step: int) -> int:
+        """Return the rows of a step over all slots."""
+        return self.rows_after(step) - self.rows_before(step)
+
+    def slot_rows(self, step: int, slot: int) -> int:
+        """Return the rows of a slot in a step."""
+        before, after = self.rows_before(step), self.rows_after(step)
+        return (after + slot) // self.num_slots - (before + slot) // self.num_slots
+
+    def slot_row_ids(self, step: int, slot: int) -> Ints:
+        """Return the rows of a slot in a step, in the order in which the slot gets them.
+
+        Returns
+        -------
+        ndarray of int64, shape (slot_rows(step, slot),)
+            Places of the rows in the order of the data set.
+        """
+        first = self.lanes_of(range(slot, slot + 1))
+        starts, stops = self.lane_spans(step, first)
+        parts: list[Ints] = []
+        for lane, start, stop in zip(first, starts.tolist(), stops.tolist(), strict=True):
+            while start < stop:
+                window, begin, end = self.window_at(lane, start)
+                until = min(stop, end)
+                parts.append(self._window_row_ids(lane, window)[start - begin : until - begin])
+                start = until
+        return np.concatenate(parts)
+
+    # --- lanes ----------------------------------------------------------------------------
+
+    @cached_property
+    def lanes_per_slot(self) -> int:
+        """Lanes of a slot, L / V."""
+        return min(-(-MIN_LANES // self.num_slots), self.num_rows // self.num_slots)
+
+    @property
+    def num_lanes(self) -> int:
+        """L."""
+        return self.num_slots * self.lanes_per_slot
+
+    def lanes_of(self, slots: range) -> range:
+        """Return the lanes of a run of slots."""
+        return range(slots.start * self.lanes_per_slot, slots.stop * self.lanes_per_slot)
+
+    def lane_spans(self, step: int, lanes: range) -> tuple[Ints, Ints]:
+        """Return where a step starts and stops in each of `lanes`, as places in the lane."""
+        phases = self._phases[lanes.start : lanes.stop]
+        before, after = self.rows_before(step), self.rows_after(step)
+        return (before + phases) // self.num_lanes, (after + phases) // self.num_lanes
+
+    def lane_rows(self, lane: int) -> int:
+        """Return the length of a lane."""
+        return int(self._lane_starts[lane + 1] - self._lane_starts[lane])
+
+    @cached_property
+    def _phases(self) -> Ints:
+        slots = np.arange(self.num_slots)[:, None]
+        return (np.arange(self.lanes_per_slot) * self.num_slots + slots).ravel()
+
+    @cached_property
+    def _lane_starts(self) -> Ints:
+        """Where each lane starts in the stream, and the end."""
+        lengths = (self.num_rows + self._phases) // self.num_lanes
+        return np.concatenate(([0], np.cumsum(lengths)))
+
+    # --- windows --------------------------------------------------------------------------
+
+    def window_at(self, lane: int, position: int) -> tuple[int, int, int]:
+        """Return the window that holds a place of a lane: its number, and its span there."""
+        rows = self.lane_rows(lane)
+        if not 0 <= position < rows:
+            raise ValueError(f"lane {lane} has {rows} rows, no place {position}")
+        first = self._first_window_rows(lane)
+        if position < first:
+            return 0, 0, first
+        window = 1 + (position - first) // self.window_rows
+        start = first + (window - 1) * self.window_rows
+        return window, start, min(start + self.window_rows, rows)
+
+    def _first_window_rows(self, lane: int) -> int:
+        rows = self.lane_rows(lane)
+        if rows <= self.window_rows:
+            return rows
+        return max(1, self.window_rows * (int(self._phases[lane]) + 1) // self.num_lanes)
+
+    def window_order(self, lane: int, window: int, num_rows: int) -> Ints:
+        """Return the order in which the rows of a window are given, as a permutation."""
+        if not self.shuffle:
+            return np.arange(num_rows)
+        rng = generator(self.seed, Stream.WINDOW_ORDER, self.epoch, lane, window)
+        return rng.permutation(num_rows)
+
+    def window_pieces(self, lane: int, start: int, stop: int) -> list[tuple[int, int, int]]:
+        """Return a span of a lane as (shard, first row in the shard, row to stop before)."""
+        base = int(self._lane_starts[lane])
+        return self._pieces(base + start, base + stop)
+
+    def _pieces(self, start: int, stop: int) -> list[tuple[int, int, int]]:
+        """Return a span of the stream as pieces of shards."""
+        pieces: list[tuple[int, int, int]] = []
+        place = int(np.searchsorted(self._stream_starts, start, side="right")) - 1
+        while start < stop:
+            begin, end = int(self._stream_starts[place]), int(self._stream_starts[place + 1])
+            until = min(stop, end)
+            if until > start:
+                pieces.append((int(self._shard_order[place]), start - begin, until - begin))
+            start, place = max(start, until), place + 1
+        return pieces
+
+    @cached_property
+    def _shard_order(self) -> Ints:
+        num_shards = len(self.shard_rows)
+        if not self.shuffle:
+            return np.arange(num_shards)
+        return generator(self.seed, Stream.SHARD_ORDER, self.epoch).permutation(num_shards)
+
+    @cached_property
+    def _stream_starts(self) -> Ints:
+        """Where each place of the permuted shards starts in the stream, and the end."""
+        return np.concatenate(([0], np.cumsum(np.array(self.shard_rows)[self._shard_order])))
+
+    @cached_property
+    def shard_starts(self) -> Ints:
+        """Where each shard starts in the order of the data set, and the end."""
+        return np.concatenate(([0], np.cumsum(self.shard_rows)))
+
+    @cached_property
+    def _window_cache(self) -> OrderedDict[tuple[int, int], Ints]:
+        return OrderedDict()
+
+    def _window_row_ids(self, lane: int, window: int) -> Ints:
+        """Return the row ids of a window in the order given; the newest windows are kept."""
+        cache = self._window_cache
+        ids = cache.get((lane, window))
+        if ids is None:
+            ids = self._make_window_row_ids(lane, window)
+            cache[lane, window] = ids
+            if len(cache) > 2 * self.num_lanes:
+                cache.popitem(last=False)
+        return ids
+
+    def _make_window_row_ids(self, lane: int, window: int) -> Ints:
+        first = self._first_window_rows(lane)
+        start = 0 if window == 0 else first + (window - 1) * self.window_rows
+        _, start, stop = self.window_at(lane, start)
+        ids = np.concatenate(
+            [
+                np.arange(begin, end, dtype=np.int64) + self.shard_starts[shard]
+                for shard, begin, end in self.window_pieces(lane, start, stop)
+            ]
+        )
+        return ids[self.window_order(lane, window, stop - start)]
+
+
+def evaluation_units(num_rows: int, unit_rows: int) -> tuple[range, ...]:
+    """Cut rows into consecutive units of `unit_rows` (the last may be shorter).
+
+    Units do not depend on the number of workers; sums over them, taken in their order, do
+    not either.
+    """
+    if unit_rows < 1:
+        raise ValueError(f"unit_rows must be at least 1, not {unit_rows}")
+    return tuple(
+        range(start, min(start + unit_rows, num_rows)) for start in range(0, num_rows, unit_rows)
+    )
+
+
+def units_of(rank: int, world_size: int, num_units: int) -> range:
+    """Return the contiguous run of evaluation units that a rank takes; it may be empty."""
+    return slots_of(rank, world_size, num_units)
