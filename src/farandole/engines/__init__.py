@@ -1,0 +1,1 @@
+"""Adapters of the systems that start worker processes, one module each."""
