@@ -326,11 +326,11 @@ class RunDir:
 
 
 class LineReader:
-    """Reads a file of JSON lines piece by piece as it grows."""
+    """Reads a file of JSON lines piece by piece as it grows, from byte `start` on."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, start: int = 0) -> None:
         self.path = path
-        self._offset = 0
+        self._offset = start
 
     def read(self) -> list[dict[str, Any]]:
         """Return the lines that were completed since the last call; none if there is no file.
