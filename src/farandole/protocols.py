@@ -122,6 +122,7 @@ class WorkerSpec:
     worker_id: int
     argv: tuple[str, ...]
     env: Mapping[str, str] = field(repr=False)
+    """Variables added to those that the engine's processes have anyway."""
     log_path: Path
 
 

@@ -12,6 +12,7 @@ import subprocess
 import threading
 import time
 from datetime import timedelta
+from pathlib import Path
 
 from farandole import topology
 from farandole.engines.lifeline import Lifeline
@@ -194,12 +195,24 @@ def _wait_for_end(pid: int) -> tuple[int | None, int | None]:
 
 
 def _wait_for_group(process_group: int) -> None:
-    """Block until killed children of a worker are gone, or for one second.
-
-    They are reaped by init; where it fails to, they stay as zombies, which hold nothing.
-    """
+    """Block until the killed children of a worker are gone, or for one second."""
     deadline = time.monotonic() + 1.0
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        while time.monotonic() < deadline:
-            os.killpg(process_group, 0)
-            time.sleep(0.005)
+    while _group_runs(process_group) and time.monotonic() < deadline:
+        time.sleep(0.005)
+
+
+def _group_runs(process_group: int) -> bool:
+    """Return whether a process of the group is left that is more than a zombie.
+
+    Orphans are reaped by init, which takes its time in some containers; they hold nothing.
+    """
+    try:
+        os.killpg(process_group, 0)
+    except ProcessLookupError:
+        return False
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, _parent, group = path.read_text().rpartition(")")[2].split()[:3]
+            if int(group) == process_group and state != "Z":
+                return True
+    return False
