@@ -155,9 +155,7 @@ class MlflowTracker:
 
     def log_metrics(self, points: Sequence[MetricPoint]) -> None:
         """Record a batch; MLflow's client cuts it to the size that a call may have."""
-        metrics = [
-            Metric(_valid_key(p.key), p.value, round(p.time * 1000), p.step) for p in points
-        ]
+        metrics = [Metric(_valid_key(p.key), p.value, round(p.time * 1000), p.step) for p in points]
         self._client.log_batch(self._run, metrics=metrics, synchronous=True)
 
     def log_artifact(self, path: Path, folder: str) -> None:
@@ -229,16 +227,18 @@ def save_pyfunc(model_dir: Path, path: Path, described: Model | None = None) -> 
     import pandas as pd
 
     signature = json.loads((model_dir / "signature.json").read_text())
+    extras: dict[str, Any] = {}
     example_file = model_dir / "input_example.json"
-    example = pd.DataFrame(json.loads(example_file.read_text())) if example_file.exists() else None
+    if example_file.exists():
+        extras["input_example"] = pd.DataFrame(json.loads(example_file.read_text()))
     mlflow.pyfunc.save_model(
         path,
         loader_module=LOADER,
         data_path=str(model_dir),
         mlflow_model=described,
         signature=ModelSignature(_schema(signature["inputs"]), _schema(signature["outputs"])),
-        input_example=example,
         pip_requirements=[f"farandole[mlflow,torch]=={farandole.__version__}"],
+        **extras,
     )
 
 

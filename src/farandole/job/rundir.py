@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from farandole.config import JobConfig
-from farandole.errors import RunDirectoryError
+from farandole.errors import RunDirectoryError, without_credentials
 
 Status = Literal["starting", "running", "finished", "failed", "stopped", "killed"]
 
@@ -230,8 +230,15 @@ class RunDir:
     # --- configuration and state ----------------------------------------------------------
 
     def write_config(self, config: JobConfig) -> None:
-        """Write the configuration, with this folder as its `run_dir`."""
-        here = config.model_copy(update={"run_dir": self.path})
+        """Write the configuration, with this folder as its `run_dir`, without credentials.
+
+        The folder of the runs is written as an absolute path, since a tracker's database is in it.
+        """
+        uri = config.tracker.uri
+        tracker = config.tracker.model_copy(update={"uri": uri and without_credentials(uri)})
+        here = config.model_copy(
+            update={"run_dir": self.path, "runs": config.runs.absolute(), "tracker": tracker}
+        )
         self.write_json("config.json", here.model_dump(mode="json"))
 
     def read_config(self) -> JobConfig:
