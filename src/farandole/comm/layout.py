@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from farandole.errors import UsageError
 from farandole.plan.slots import slots_of
 from farandole.plan.tree import Node, additions, subtrees
 from farandole.protocols import Bucket
@@ -86,3 +87,21 @@ def make_layout(buckets: Sequence[Bucket], world_size: int, num_slots: int, exac
     if indices != list(range(len(buckets))):
         raise ValueError(f"buckets must be numbered from 0 in order, not {indices}")
     return Layout(tuple(buckets), world_size, num_slots, exact)
+
+
+def check_ready(bucket: int, num_ready: int) -> None:
+    """Raise `UsageError` unless a bucket is the next one to announce."""
+    if bucket != num_ready:
+        raise UsageError(
+            problem=f"bucket {bucket} is announced where {num_ready} is next",
+            remedy="announce every bucket once per step, in ascending order",
+        )
+
+
+def check_wait(num_ready: int, num_buckets: int) -> None:
+    """Raise `UsageError` unless every bucket is announced."""
+    if num_ready != num_buckets:
+        raise UsageError(
+            problem=f"{num_ready} of {num_buckets} buckets are announced",
+            remedy="announce every bucket before waiting",
+        )

@@ -17,13 +17,13 @@ from pathlib import Path
 
 import torch
 
-from farandole.comm.layout import ALIGNMENT, Layout, make_layout
+from farandole.comm.layout import ALIGNMENT, Layout, check_ready, check_wait, make_layout
 from farandole.comm.mesh import Mesh
 from farandole.comm.rendezvous import Listener, connect_all
 from farandole.errors import UsageError
 from farandole.protocols import Bucket
 
-_CHUNK_BYTES = 1 << 17
+_CHUNK_BYTES = 1 << 18
 """What is added at a time: both operands fit in a core's cache."""
 
 Shape = tuple[torch.dtype, int]
@@ -127,11 +127,7 @@ class SharedMemoryReducer:
 
     def ready(self, bucket: int) -> None:
         """Announce a bucket, and add whatever is complete on all ranks. Does not wait."""
-        if bucket != self._num_ready:
-            raise UsageError(
-                problem=f"bucket {bucket} is announced where {self._num_ready} is next",
-                remedy="announce every bucket once per step, in ascending order",
-            )
+        check_ready(bucket, self._num_ready)
         if bucket == 0:
             self._mesh.begin(self._name)
         self._num_ready += 1
@@ -141,11 +137,7 @@ class SharedMemoryReducer:
 
     def wait(self, record: bytes = b"") -> list[bytes]:
         """Block until all totals are there; return every rank's record."""
-        if self._num_ready != self._num_buckets:
-            raise UsageError(
-                problem=f"{self._num_ready} of {self._num_buckets} buckets are announced",
-                remedy="announce every bucket before waiting",
-            )
+        check_wait(self._num_ready, self._num_buckets)
         if self._num_buckets == 0:
             self._mesh.begin(self._name)
         while self._num_added < self._num_buckets:
