@@ -145,7 +145,9 @@ class CheckpointStore:
             if not file.is_file():
                 raise _unusable(path, f"lacks its file {name}")
             if file.stat().st_size != size:
-                raise _unusable(path, f"is torn: {name} has {file.stat().st_size} bytes, not {size}")
+                raise _unusable(
+                    path, f"is torn: {name} has {file.stat().st_size} bytes, not {size}"
+                )
             if _sha256(file) != digest:
                 raise _unusable(path, f"was changed: {name} has another SHA-256")
         return manifest
@@ -153,9 +155,7 @@ class CheckpointStore:
 
 def _digests(folder: Path) -> dict[str, tuple[int, str]]:
     files = sorted(file for file in folder.rglob("*") if file.is_file())
-    return {
-        str(file.relative_to(folder)): (file.stat().st_size, _sha256(file)) for file in files
-    }
+    return {str(file.relative_to(folder)): (file.stat().st_size, _sha256(file)) for file in files}
 
 
 def _sha256(file: Path) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 if TYPE_CHECKING:
-    from farandole.data.rows import RowBlock
+    from farandole.data.block import RowBlock
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,26 @@ class Batch:
             label=tensor(block.label),
             columns={name: column(array) for name, array in block.columns.items()},
             row_ids=row_ids,
+        )
+
+    @classmethod
+    def concatenate(cls, parts: Sequence[Batch]) -> Batch:
+        """Return the rows of several batches as one; copies."""
+
+        def join(values: list[Any]) -> Any:
+            if values[0] is None:
+                return None
+            if isinstance(values[0], torch.Tensor):
+                return torch.cat(values)
+            return np.concatenate(values)
+
+        return cls(
+            num_rows=sum(part.num_rows for part in parts),
+            features=join([part.features for part in parts]),
+            categories=join([part.categories for part in parts]),
+            label=join([part.label for part in parts]),
+            columns={name: join([part[name] for part in parts]) for name in parts[0].columns},
+            row_ids=join([part.row_ids for part in parts]),
         )
 
     def slice(self, start: int, stop: int) -> Batch:

@@ -39,10 +39,11 @@ class _GatedScheduler:
 
 
 def _gate(target: Any, mixin: type, state: StepState) -> None:
-    # A subclass made on the spot: isinstance, attributes and state_dict stay as they were.
+    # A subclass made on the spot: isinstance and state_dict (which takes all attributes of the
+    # object itself) stay as they were.
     cls = type(target)
-    target.__class__ = type(cls.__name__, (mixin, cls), {"__module__": cls.__module__})
-    target._step_state = state
+    attributes = {"__module__": cls.__module__, "_step_state": state}
+    target.__class__ = type(cls.__name__, (mixin, cls), attributes)
 
 
 def gate_optimizer(optimizer: OptimizerT, state: StepState) -> OptimizerT:

@@ -13,7 +13,7 @@ class Stream(enum.IntEnum):
     SHARD_ORDER = 1
     WINDOW_ORDER = 2
     SLOT = 3
-    START = 4
+    EVALUATION = 4
 
 
 def philox_key(seed: int, stream: Stream, *path: int) -> np.ndarray:
@@ -28,5 +28,13 @@ def generator(seed: int, stream: Stream, *path: int) -> np.random.Generator:
 
 
 def slot_seed(seed: int, step: int, slot: int) -> int:
-    """Return the 63-bit seed of all randomness inside one slot of one step."""
+    """Return the 63-bit seed of all randomness inside one slot of one step.
+
+    The slot after the last one stands for what is done between two steps.
+    """
     return int(philox_key(seed, Stream.SLOT, step, slot)[0] >> np.uint64(1))
+
+
+def evaluation_seed(seed: int, step: int, unit: int) -> int:
+    """Return the 63-bit seed of all randomness inside one unit of an evaluation."""
+    return int(philox_key(seed, Stream.EVALUATION, step, unit)[0] >> np.uint64(1))

@@ -88,9 +88,7 @@ def subtrees(slots: Iterable[int], num_slots: int) -> tuple[Node, ...]:
     return tuple(node for node, _ in fold.take())
 
 
-def tree_sum(
-    values: Sequence[tuple[Node, T]], num_slots: int, add: Callable[[T, T], T]
-) -> T:
+def tree_sum(values: Sequence[tuple[Node, T]], num_slots: int, add: Callable[[T, T], T]) -> T:
     """Add values of subtrees that together cover all slots.
 
     Raises

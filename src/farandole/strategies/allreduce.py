@@ -63,9 +63,13 @@ class AllReduce:
         self._parameters = [parameter for _, parameter in named]
         self._allow_unused = allow_unused
         # With one slot, what the slot leaves in the buffers is the result already.
-        shared = self._num_slots > 1
-        self._buffers = [b for b in model.buffers() if shared and b.is_floating_point()]
-        self._base = [torch.empty_like(buffer) for buffer in self._buffers]
+        buffers = list(model.buffers()) if self._num_slots > 1 else []
+        # Floating ones first: these are averaged, the others only start each slot alike.
+        self._all_buffers = sorted(buffers, key=lambda buffer: not buffer.is_floating_point())
+        self._all_base = [torch.empty_like(buffer) for buffer in self._all_buffers]
+        num_floating = sum(buffer.is_floating_point() for buffer in buffers)
+        self._buffers = self._all_buffers[:num_floating]
+        self._base = self._all_base[:num_floating]
         self._num_tensors = len(self._parameters) + len(self._buffers)
         self._folded: list[torch.Tensor | None] = [None] * self._num_tensors
         self._targets: list[list[torch.Tensor]] = []
@@ -99,10 +103,10 @@ class AllReduce:
             for parameter in self._parameters:
                 parameter.grad = None
             self._held = []
-            if self._buffers:
-                torch._foreach_copy_(self._base, self._buffers)
-        elif self._buffers:
-            torch._foreach_copy_(self._buffers, self._base)
+            if self._all_buffers:
+                torch._foreach_copy_(self._all_base, self._all_buffers)
+        elif self._all_buffers:
+            torch._foreach_copy_(self._all_buffers, self._all_base)
 
     def backward(
         self, loss: torch.Tensor, *, weight: float, position: int, slot_weight: float | None

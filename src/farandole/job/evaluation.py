@@ -1,0 +1,168 @@
+"""Evaluation over all workers: every row once, and the same bits for any number of them."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+
+from farandole.errors import UsageError
+from farandole.job.batch import Batch
+from farandole.job.randomness import seed_all
+from farandole.plan.lanes import evaluation_units, units_of
+from farandole.plan.random import evaluation_seed
+from farandole.plan.tree import Node, tree_sum
+from farandole.protocols import Comm, Dataset
+
+EvaluationFunction = Callable[[Batch], Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What an evaluation gave; the same on every worker.
+
+    Attributes
+    ----------
+    name : str
+    num_rows : int
+    metrics : dict of str to float
+        Means over all rows, in float64.
+    rows : dict of str to ndarray, shape (num_rows, ...)
+        Values per row, in the order of the data set.
+    """
+
+    name: str
+    num_rows: int
+    metrics: dict[str, float]
+    rows: dict[str, np.ndarray]
+
+
+@contextlib.contextmanager
+def evaluating(model: torch.nn.Module | None) -> Iterator[None]:
+    """Put a model into evaluation mode, without gradients, and back into what it was."""
+    modules = [] if model is None else [(module, module.training) for module in model.modules()]
+    try:
+        if model is not None:
+            model.eval()
+        with torch.no_grad():
+            yield
+    finally:
+        for module, training in modules:
+            module.training = training
+
+
+def evaluate(
+    function: EvaluationFunction,
+    dataset: Dataset,
+    *,
+    name: str,
+    unit_rows: int,
+    comm: Comm,
+    device: torch.device,
+    seed: int,
+    step: int,
+) -> Evaluation:
+    """Call `function` on this rank's share of the units, and put all ranks' results together.
+
+    Blocks; every rank must call it. See `Job.evaluate`.
+    """
+    dataset.validate()
+    units = evaluation_units(dataset.num_rows, unit_rows)
+    mine = units_of(comm.rank, comm.world_size, len(units))
+    results: list[dict[str, np.ndarray]] = []
+    blocks = dataset.read_rows([units[unit] for unit in mine])
+    try:
+        for unit, block in zip(mine, blocks, strict=True):
+            seed_all(evaluation_seed(seed, step, unit))
+            values = function(Batch.from_block(block, device))
+            results.append(_as_arrays(values, block.num_rows))
+            if results[-1].keys() != results[0].keys():
+                raise _mixed_keys(results[0], results[-1])
+    finally:
+        blocks.close()
+    payloads = comm.all_gather(f"evaluate {name}", _pack(results))
+    parts = [part for part in map(_unpack, payloads) if part]
+    for part in parts:
+        if part.keys() != parts[0].keys():
+            raise _mixed_keys(parts[0], part)
+    whole = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
+    weights = np.array([len(unit) for unit in units], np.float64) / dataset.num_rows
+    return Evaluation(
+        name=name,
+        num_rows=dataset.num_rows,
+        metrics={key[1:]: _mean(values, weights) for key, values in whole.items() if key[0] == "m"},
+        rows={key[1:]: values for key, values in whole.items() if key[0] == "r"},
+    )
+
+
+def _as_arrays(values: Mapping[str, Any], num_rows: int) -> dict[str, np.ndarray]:
+    """Sort what a function returned: "m<name>" holds a mean, "r<name>" a value per row."""
+    if not isinstance(values, Mapping):
+        raise UsageError(
+            problem=f"the evaluation function returned a {type(values).__name__}",
+            remedy="return a dict of means (numbers) and of values per row (1-D tensors)",
+        )
+    arrays: dict[str, np.ndarray] = {}
+    for name, value in values.items():
+        detached = value.detach() if isinstance(value, torch.Tensor) else value
+        if isinstance(detached, torch.Tensor) and detached.dtype is torch.bfloat16:
+            detached = detached.float()
+        array = detached.cpu().numpy() if isinstance(detached, torch.Tensor) else np.asarray(value)
+        if array.ndim == 0 and array.dtype.kind in "fiub":
+            arrays[f"m{name}"] = array.astype(np.float64).reshape(1)
+        elif array.ndim and array.shape[0] == num_rows and array.dtype.kind in "fiub":
+            arrays[f"r{name}"] = array
+        else:
+            raise UsageError(
+                problem=f"the evaluation function returned {name!r} with shape {array.shape} and "
+                f"dtype {array.dtype} for {num_rows} rows",
+                remedy="return a number (a mean over the rows) or one value for each row",
+            )
+    return arrays
+
+
+def _mixed_keys(first: Mapping[str, Any], other: Mapping[str, Any]) -> UsageError:
+    names = sorted(key[1:] for key in first.keys() ^ other.keys())
+    return UsageError(
+        problem=f"the evaluation function returned {', '.join(names)} for some batches only",
+        remedy="return the same names for every batch",
+    )
+
+
+def _pack(results: list[dict[str, np.ndarray]]) -> bytes:
+    if not results:
+        return b""
+    buffer = io.BytesIO()
+    joined = {key: np.concatenate([part[key] for part in results]) for key in results[0]}
+    np.savez(buffer, allow_pickle=False, **joined)
+    return buffer.getvalue()
+
+
+def _unpack(payload: bytes) -> dict[str, np.ndarray]:
+    if not payload:
+        return {}
+    with np.load(io.BytesIO(payload), allow_pickle=False) as arrays:
+        return dict(arrays)
+
+
+def _mean(values: np.ndarray, weights: np.ndarray) -> float:
+    """Add the units' weighted means in the tree's order."""
+    leaves = [(Node(0, unit), float(v)) for unit, v in enumerate(values * weights)]
+    return tree_sum(leaves, len(leaves), lambda left, right: left + right)
+
+
+def write_rows(evaluation: Evaluation, path: Path) -> None:
+    """Write the values per row as a Parquet file, whole or not at all."""
+    columns = {n: pa.array(list(a) if a.ndim > 1 else a) for n, a in evaluation.rows.items()}
+    table = pa.table(columns)
+    temporary = path.with_name(f".{path.name}.tmp")
+    pq.write_table(table, temporary)
+    temporary.replace(path)

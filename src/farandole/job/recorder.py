@@ -1,0 +1,41 @@
+"""What a worker writes into the run directory: rank 0 records, the others keep silent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from farandole.job.metrics import MetricsWriter
+from farandole.job.rundir import RunDir
+
+
+class Recorder:
+    """Events and metrics of one worker.
+
+    Parameters
+    ----------
+    run : RunDir
+    active : bool
+        Whether this worker records: true of rank 0 only.
+    """
+
+    def __init__(self, run: RunDir, *, active: bool) -> None:
+        self.run = run
+        self.active = active
+        self._writer = MetricsWriter(run.metrics_file) if active else None
+
+    def event(self, kind: str, **fields: Any) -> None:
+        """Append an event."""
+        if self.active:
+            self.run.event(kind, **fields)
+
+    def metrics(self, kind: str, step: int, values: Mapping[str, float], **fields: Any) -> None:
+        """Queue a line of metrics. Does not block."""
+        if self._writer is not None and values:
+            self._writer.write(kind, step, values, **fields)
+
+    def close(self) -> None:
+        """Write what is left. Blocks."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None

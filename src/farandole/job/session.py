@@ -1,0 +1,668 @@
+"""The job as the training function sees it: ordinary PyTorch, and nothing of ranks or failures."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+import torch
+
+from farandole.config import JobConfig
+from farandole.errors import CheckpointError, JobStoppedError, MismatchError, UsageError
+from farandole.job.batch import Batch
+from farandole.job.evaluation import (
+    Evaluation,
+    EvaluationFunction,
+    evaluate,
+    evaluating,
+    write_rows,
+)
+from farandole.job.gates import gate_optimizer, gate_scheduler
+from farandole.job.loader import Loader
+from farandole.job.metrics import StepMetrics, combine
+from farandole.job.position import Position
+from farandole.job.randomness import seed_all
+from farandole.job.stepstate import StepState
+from farandole.plan.random import slot_seed
+from farandole.plan.slots import slots_of
+from farandole.strategies.allreduce import AllReduce
+
+if TYPE_CHECKING:
+    from farandole.checkpoint.checkpointer import Checkpointer
+    from farandole.job.recorder import Recorder
+    from farandole.protocols import Comm, Dataset
+
+OptimizerFactory = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
+SchedulerFactory = Callable[[torch.optim.Optimizer], Any]
+
+# Below it, more of a step goes into calling operators than into their arithmetic.
+FEW_ROWS_PER_SLOT = 32
+
+_log = logging.getLogger(__name__)
+
+
+class Job:
+    """One run of a training function, on one worker.
+
+    The function gets it as its first argument; nobody else makes one. All workers run the
+    same function; what it calls here must be called by all of them in the same order, except
+    where it says otherwise.
+    """
+
+    def __init__(
+        self,
+        config: JobConfig,
+        comm: Comm,
+        recorder: Recorder,
+        *,
+        device: torch.device,
+        checkpointer: Checkpointer | None = None,
+        restored: Mapping[str, Any] | None = None,
+        numerics: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.config = config
+        self.device = device
+        self.step = 0
+        self.metrics: dict[str, float] = {}
+        self._comm = comm
+        self._recorder = recorder
+        self._checkpointer = checkpointer
+        self._numerics = dict(numerics or {})
+        self._state = StepState()
+        self._owned_slots = slots_of(comm.rank, comm.world_size, config.slots)
+        # What is computed at once and added in the tree. With fast reduction, whose bits are
+        # not promised, all slots of a worker are one.
+        exact = config.reduction == "exact"
+        self._num_leaves = config.slots if exact else comm.world_size
+        self._microslots: Sequence[int] = self._owned_slots if exact else [comm.rank]
+        self._strategy: AllReduce | None = None
+        self._parts: dict[str, Any] = {}
+        self._restored = dict(restored) if restored else {}
+        self._position = Position()
+        self._loader_index = 0
+        self._in_epochs = False
+        if self._restored:
+            self.step = self._restored["step"]
+            self._position = Position(**self._restored["position"])
+        self._step_metrics = StepMetrics()
+        self._pending: tuple[dict[str, Any], dict[str, Any]] | None = None
+        self._stop_request: str | None = None
+        self._stop_agreed: str | None = None
+        self._planned = False
+        self._seed_between_steps()
+
+    # --- who and where ----------------------------------------------------------------------
+
+    @property
+    def rank(self) -> int:
+        """This worker's rank. The result must not depend on it."""
+        return self._comm.rank
+
+    @property
+    def world_size(self) -> int:
+        """How many workers there are. The result must not depend on it."""
+        return self._comm.world_size
+
+    @property
+    def epoch(self) -> int:
+        """The current epoch, from 0."""
+        return self._position.epoch
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """The parameters that the training function was started with."""
+        return dict(self.config.params)
+
+    @property
+    def at_step_end(self) -> bool:
+        """Whether a step has just been taken: true in one of its batches, on every worker."""
+        return self._state.inside and self._state.step_reduced
+
+    # --- setting up -------------------------------------------------------------------------
+
+    @overload
+    def prepare(
+        self, model: torch.nn.Module, optimizer: OptimizerFactory, *, allow_unused: bool = False
+    ) -> tuple[Any, torch.optim.Optimizer]: ...
+
+    @overload
+    def prepare(
+        self,
+        model: torch.nn.Module,
+        optimizer: OptimizerFactory,
+        scheduler: SchedulerFactory,
+        *,
+        allow_unused: bool = False,
+    ) -> tuple[Any, torch.optim.Optimizer, Any]: ...
+
+    def prepare(
+        self,
+        model: torch.nn.Module,
+        optimizer: OptimizerFactory,
+        scheduler: SchedulerFactory | None = None,
+        *,
+        allow_unused: bool = False,
+    ) -> tuple[Any, ...]:
+        """Take charge of a model and its optimizer. Blocks; every rank must call it, once.
+
+        Parameters
+        ----------
+        model : torch.nn.Module
+            Moved to the job's device; rank 0's values, or a checkpoint's, are put into it.
+        optimizer : callable
+            Gets the list of trainable parameters and returns their optimizer.
+        scheduler : callable, optional
+            Gets the optimizer and returns its learning-rate scheduler.
+        allow_unused : bool, default=False
+            Count a parameter that a slot's loss did not reach as having a gradient of zero,
+            instead of raising.
+
+        Returns
+        -------
+        model, optimizer[, scheduler]
+            The same objects; optimizer and scheduler act once per step from now on.
+
+        Raises
+        ------
+        UsageError
+            It was called before, or something is of the wrong kind.
+        MismatchError
+            Models differ between workers.
+        CheckpointError
+            The checkpoint to resume from is of another model.
+        """
+        self._state.check_outside("job.prepare")
+        self._check_arguments(model, optimizer)
+        model.to(self.device)
+        trainable = [p for p in model.parameters() if p.requires_grad]
+        if not trainable:
+            raise UsageError(
+                problem="the model has no trainable parameter",
+                remedy="set requires_grad on what shall be trained",
+            )
+        made = optimizer(trainable)
+        if not isinstance(made, torch.optim.Optimizer):
+            raise UsageError(
+                problem=f"the optimizer function returned a {type(made).__name__}",
+                remedy="return a torch.optim.Optimizer",
+            )
+        self._check_alike(model, made)
+        self._strategy = AllReduce(
+            self._comm,
+            num_slots=self._num_leaves,
+            slots=self._microslots,
+            exact=self.config.reduction == "exact",
+            bucket_bytes=self.config.bucket_bytes,
+        )
+        self._strategy.attach(model, allow_unused=allow_unused)
+        if not self._restored:
+            tensors = [t.detach() for t in (*model.parameters(), *model.buffers())]
+            self._comm.broadcast("initial weights", tensors)
+        self._add_part("model", model)
+        self._add_part("optimizer", made)
+        gate_optimizer(made, self._state)
+        if scheduler is None:
+            return model, made
+        schedule = scheduler(made)
+        self._add_part("scheduler", schedule)
+        gate_scheduler(schedule, self._state)
+        return model, made, schedule
+
+    def _check_arguments(self, model: Any, optimizer: Any) -> None:
+        if self._strategy is not None:
+            raise UsageError(
+                problem="job.prepare was called twice",
+                remedy="put several models into one torch.nn.ModuleDict",
+            )
+        if not isinstance(model, torch.nn.Module):
+            raise UsageError(
+                problem=f"job.prepare got a {type(model).__name__} as the model",
+                remedy="pass a torch.nn.Module",
+            )
+        if isinstance(optimizer, torch.optim.Optimizer) or not callable(optimizer):
+            raise UsageError(
+                problem=f"job.prepare got a {type(optimizer).__name__} as the optimizer",
+                remedy="pass a function that makes it: lambda params: AdamW(params, lr=1e-3)",
+            )
+
+    def _check_alike(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Compare models and optimizers over the workers."""
+        lines = [
+            f"parameter {name}: {tuple(p.shape)} {p.dtype} trainable={p.requires_grad}"
+            for name, p in model.named_parameters()
+        ]
+        lines += [f"buffer {n}: {tuple(b.shape)} {b.dtype}" for n, b in model.named_buffers()]
+        lines += [f"optimizer {type(optimizer).__name__}: {len(optimizer.param_groups)} groups"]
+        digest = hashlib.sha256("\n".join(lines).encode()).digest()
+        digests = self._comm.all_gather("model digest", digest)
+        if all(other == digests[0] for other in digests):
+            return
+        described = self._comm.all_gather("model", "\n".join(lines).encode())
+        other = next(rank for rank, digest in enumerate(digests) if digest != digests[0])
+        mine, theirs = (described[rank].decode().splitlines() for rank in (0, other))
+        length = max(len(mine), len(theirs))
+        pairs = zip(
+            mine + ["nothing"] * (length - len(mine)),
+            theirs + ["nothing"] * (length - len(theirs)),
+            strict=True,
+        )
+        first, second = next(pair for pair in pairs if pair[0] != pair[1])
+        raise MismatchError(what="the model", rank=0, other_rank=other, mine=first, theirs=second)
+
+    def register(self, name: str, part: Any) -> Any:
+        """Add state to the checkpoints (an average of weights, a curriculum); return `part`.
+
+        Parameters
+        ----------
+        name : str
+            Unique in the job.
+        part : object with ``state_dict`` and ``load_state_dict``
+            Its state must be alike on every worker, and made of tensors, numbers, strings,
+            lists and dicts. A resumed job loads it here.
+        """
+        if not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")):
+            raise UsageError(
+                problem=f"job.register got a {type(part).__name__}",
+                remedy="give it state_dict() and load_state_dict(state)",
+            )
+        self._add_part(f"extra.{name}", part)
+        return part
+
+    def _add_part(self, key: str, part: Any) -> None:
+        if key in self._parts:
+            raise UsageError(
+                problem=f"{key.removeprefix('extra.')!r} is registered already",
+                remedy="give each part its own name",
+            )
+        self._parts[key] = part
+        if not self._restored:
+            return
+        try:
+            part.load_state_dict(self._restored["parts"][key])
+        except (KeyError, RuntimeError, ValueError) as error:
+            reason = f"has no state for {key}" if isinstance(error, KeyError) else str(error)
+            raise CheckpointError(
+                path=str(self._recorder.run.checkpoints),
+                problem=f"does not fit the training function: {reason}",
+                remedy="resume with the function that wrote it, or start a new job",
+            ) from error
+
+    # --- the loops --------------------------------------------------------------------------
+
+    def epochs(self, num_epochs: int) -> Iterator[int]:
+        """Yield the epochs that are still to do. Every rank must loop over it."""
+        self._state.check_outside("job.epochs")
+        self._in_epochs = True
+        for epoch in range(self._position.epoch, num_epochs):
+            self._num_epochs = num_epochs
+            self._loader_index = 0
+            yield epoch
+            self._state.check_whole()
+            self._position = Position(epoch=epoch + 1)
+        self._in_epochs = False
+
+    def loader(
+        self,
+        dataset: Dataset,
+        *,
+        batch_size: int,
+        shuffle: bool = True,
+        accumulate: int = 1,
+        tail: Literal["short", "drop"] = "short",
+        max_steps: int | None = None,
+    ) -> Loader:
+        """Return an iterable over this worker's batches of the current epoch.
+
+        The loop's body runs once for every slot that this worker computes; gradients,
+        optimizer, scheduler and clipping act once per step, in its last one.
+
+        Parameters
+        ----------
+        dataset : Dataset
+            `ParquetDataset`, `ArrayDataset` or another.
+        batch_size : int
+            Rows of a step over all workers: the global batch.
+        shuffle : bool, default=True
+        accumulate : int, default=1
+            Cut a slot's rows into so many batches, to need less memory. Changes rounding.
+        tail : {"short", "drop"}, default="short"
+            Whether rows that fill no batch are used or left out.
+        max_steps : int, optional
+            End the epoch after so many steps.
+        """
+        return Loader(
+            self,
+            dataset,
+            batch_size=batch_size,
+            shuffle=shuffle,
+            accumulate=accumulate,
+            tail=tail,
+            max_steps=max_steps,
+        )
+
+    def autocast(self) -> contextlib.AbstractContextManager[Any]:
+        """Return a context for forward and loss: bf16 autocast if so configured, else nothing."""
+        enabled = self.config.precision == "bf16"
+        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=enabled)
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Compute gradients of a batch's loss, in place of ``loss.backward()``.
+
+        In the last batch of a step it also exchanges: afterwards every parameter's ``grad``
+        is that of the mean loss over all rows of the step. Then it blocks, and every rank
+        must call it.
+
+        Parameters
+        ----------
+        loss : Tensor of one element
+            The mean over the rows of the batch.
+
+        Raises
+        ------
+        UsageError
+            Called twice for a batch, outside of a loader, or a parameter got no gradient.
+        PeerLostError
+            Another worker ended.
+        """
+        last = self._state.backward()
+        if self._strategy is None:
+            raise UsageError(
+                problem="job.backward(loss) was called before job.prepare",
+                remedy="call job.prepare(model, optimizer) before the loop",
+            )
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.requires_grad:
+            raise UsageError(
+                problem="job.backward got no loss that can be differentiated",
+                remedy="pass a tensor of one element that the model's parameters led to",
+            )
+        self._strategy.backward(
+            loss,
+            weight=self._weight,
+            position=self._slot_position,
+            slot_weight=self._slot_weight,
+        )
+        if last:
+            self._exchange(self._strategy)
+        self._state.after_backward()
+
+    def _exchange(self, strategy: AllReduce) -> None:
+        if self._comm.world_size == 1:
+            strategy.exchange(b"")
+            return
+        summary = self._pending[1] if self._pending else None
+        record = json.dumps({"metrics": summary, "stop": self._stop_request}).encode()
+        records = [json.loads(data) for data in strategy.exchange(record)]
+        stops = [other["stop"] for other in records if other["stop"]]
+        self._stop_agreed = stops[0] if stops else None
+        if self._pending:
+            self._record_step([other["metrics"] for other in records])
+
+    # --- what the loader calls --------------------------------------------------------------
+
+    def _enter_loader(self, loader: Loader) -> int | None:
+        """Return the row to start from, or None if this loader is used up."""
+        self._state.check_outside("job.loader")
+        if not self._in_epochs:
+            raise UsageError(
+                problem="job.loader was read outside of job.epochs",
+                remedy="loop over `for epoch in job.epochs(n)` around it",
+            )
+        if self._strategy is None:
+            raise UsageError(
+                problem="job.loader was read before job.prepare",
+                remedy="call job.prepare(model, optimizer) before the loop",
+            )
+        index = self._loader_index
+        self._loader_index += 1
+        if index < self._position.loader:
+            return None
+        loader.check_data(self._position.data)
+        self._position = replace(self._position, data=loader.fingerprint)
+        if not self._planned:
+            self._announce(loader)
+        return self._position.row
+
+    def _announce(self, loader: Loader) -> None:
+        self._planned = True
+        sizes = loader.describe()
+        self._recorder.event(
+            "plan", total_steps=sizes["steps_per_epoch"] * self._num_epochs, **sizes
+        )
+        few = loader.rows_per_slot < FEW_ROWS_PER_SLOT
+        if few and self.config.slots > 1 and self.config.reduction == "exact":
+            better = max(1, sizes["batch_size"] // FEW_ROWS_PER_SLOT)
+            text = (
+                f"a batch of {sizes['batch_size']} rows makes {loader.rows_per_slot} in each of "
+                f"{self.config.slots} slots; it would train faster with --slots {better} or with "
+                f"batches of {self.config.slots * FEW_ROWS_PER_SLOT} rows"
+            )
+            self._recorder.event("warning", message=text)
+            if self.rank == 0:
+                _log.warning(text)
+
+    def _begin_slot(self, position: int) -> None:
+        assert self._strategy is not None
+        self._strategy.begin_slot(position)
+
+    def _hand_out(
+        self, *, position: int, slot: int, weight: float, slot_weight: float | None, last: bool
+    ) -> None:
+        self._slot_position = position
+        self._slot = slot
+        self._weight = weight
+        self._slot_weight = slot_weight
+        self._state.hand_out(last=last)
+
+    def _take_back(self) -> None:
+        self._state.take_back()
+
+    def _end_step(self, num_rows: int, rows_after: int) -> None:
+        """Commit a step: count it, record it, write a checkpoint if one is due, stop if asked."""
+        self.step += 1
+        self._position = replace(self._position, row=rows_after)
+        about = {"step": self.step, "epoch": self.epoch, "rows": num_rows}
+        self._pending = about, self._step_metrics.summary()
+        self._step_metrics = StepMetrics()
+        if self._comm.world_size == 1:
+            self._record_step([self._pending[1]])
+            self._stop_agreed = self._stop_request
+        if self._checkpointer is not None and self._checkpointer.due(self.step):
+            self._save_checkpoint()
+        if self._stop_agreed is not None:
+            self._flush_metrics()
+            if self._checkpointer is not None:
+                self._save_checkpoint()
+                self._checkpointer.wait()
+            raise JobStoppedError(step=self.step, reason=self._stop_agreed)
+
+    def _leave_loader(self, *, whole: bool) -> None:
+        if not whole:
+            self._state.leave_early()
+            return
+        self._state.leave()
+        self._flush_metrics()
+        self._position = Position(epoch=self.epoch, loader=self._position.loader + 1)
+        self._seed_between_steps()
+
+    def _seed_between_steps(self) -> None:
+        seed_all(slot_seed(self.config.seed, self.step, self.config.slots))
+
+    # --- logging ----------------------------------------------------------------------------
+
+    def log(self, **values: Any) -> None:
+        """Log means over the rows of the batch at hand; a step's value is the mean over all.
+
+        Exact: the same bits for any number of workers. Does not block; tensors are read when
+        the step is over.
+
+        Raises
+        ------
+        UsageError
+            No batch is at hand, or a value is not one number.
+        """
+        if not self._state.inside:
+            self._state.check_whole()
+            raise UsageError(
+                problem="job.log was called outside of a loader",
+                remedy="log values of the whole job with job.log_step",
+            )
+        self._step_metrics.add(self._slot, self._weight, values)
+
+    def log_step(self, **values: Any) -> None:
+        """Log values that are alike on every worker: a learning rate, a norm, a final score.
+
+        Within a loader they belong to the step; called in batches before the step's last one
+        it does nothing. Outside they belong to the job, at its current step.
+        """
+        if not self._state.inside:
+            self._state.check_whole()
+            numbers = {name: float(value) for name, value in values.items()}
+            self.metrics.update(numbers)
+            self._recorder.metrics("summary", self.step, numbers, epoch=self.epoch)
+        elif self._state.step_reduced:
+            self._step_metrics.set_alike(values)
+
+    def _flush_metrics(self) -> None:
+        """Exchange the last step's metrics, which no later step carries."""
+        if self._pending is not None:
+            payload = json.dumps(self._pending[1]).encode()
+            self._record_step(
+                [json.loads(data) for data in self._comm.all_gather("metrics", payload)]
+            )
+
+    def _record_step(self, summaries: list[dict[str, Any]]) -> None:
+        assert self._pending is not None
+        about, _ = self._pending
+        self._pending = None
+        values = combine(summaries, self._num_leaves)
+        self.metrics.update(values)
+        self._recorder.metrics(
+            "step", about["step"], values, epoch=about["epoch"], rows=about["rows"]
+        )
+
+    # --- evaluating and saving --------------------------------------------------------------
+
+    def evaluate(
+        self,
+        function: EvaluationFunction,
+        dataset: Dataset,
+        *,
+        batch_size: int = 4096,
+        name: str = "evaluation",
+    ) -> Evaluation:
+        """Evaluate on a data set, every row once. Blocks; every rank must call it.
+
+        The prepared model is in evaluation mode and without gradients meanwhile. The result is
+        logged, and the values per row are written to ``evaluations/<name>.parquet`` of the run
+        directory; columns ``score`` and ``label`` there get a calibration plot in the report.
+
+        Parameters
+        ----------
+        function : callable
+            Gets a `Batch` and returns a dict of numbers (means over its rows) and of 1-D
+            tensors (a value per row).
+        dataset : Dataset
+        batch_size : int, default=4096
+            Rows that `function` gets at once. Not split into slots.
+        name : str, default="evaluation"
+            What is evaluated on: the prefix of its metrics.
+
+        Returns
+        -------
+        Evaluation
+            Its ``metrics`` and ``rows`` are the same bits on every worker, and for any number
+            of workers.
+        """
+        self._state.check_outside("job.evaluate")
+        with evaluating(self._parts.get("model")):
+            evaluation = evaluate(
+                function,
+                dataset,
+                name=name,
+                unit_rows=batch_size,
+                comm=self._comm,
+                device=self.device,
+                seed=self.config.seed,
+                step=self.step,
+            )
+        self._seed_between_steps()
+        metrics = evaluation.metrics
+        self.metrics.update({f"{name}/{key}": value for key, value in metrics.items()})
+        self._recorder.metrics("evaluation", self.step, metrics, name=name, epoch=self.epoch)
+        if self._recorder.active and evaluation.rows:
+            write_rows(evaluation, self._recorder.run.evaluations / f"{name}.parquet")
+        self._keep_best(evaluation)
+        return evaluation
+
+    def _keep_best(self, evaluation: Evaluation) -> None:
+        checkpointer = self._checkpointer
+        if checkpointer is not None and not self._state.inside:
+            for key, value in evaluation.metrics.items():
+                if checkpointer.improves(f"{evaluation.name}/{key}", value):
+                    self._save_checkpoint(best=True)
+
+    def _save_checkpoint(self, *, best: bool = False) -> None:
+        assert self._checkpointer is not None
+        state = {
+            "step": self.step,
+            "position": asdict(self._position),
+            "parts": {key: part.state_dict() for key, part in self._parts.items()},
+        }
+        about = {"numerics": self._numerics, "slots": self.config.slots, "seed": self.config.seed}
+        self._checkpointer.save(self.step, state, about, best=best)
+
+    def save(
+        self,
+        model: torch.nn.Module,
+        example: Sequence[torch.Tensor],
+        *,
+        preprocessor: Any = None,
+    ) -> None:
+        """Save a model for prediction, into the run directory's ``model`` folder.
+
+        Parameters
+        ----------
+        model : torch.nn.Module
+            What predicts: the prepared model, or one that wraps it (with a sigmoid, say).
+        example : sequence of Tensor
+            The arguments of one call; their first dimension is the number of rows.
+        preprocessor : Preprocessor, optional
+            Saved with the model, which then predicts from raw columns.
+        """
+        from farandole.job.model import save_model
+
+        self._state.check_outside("job.save")
+        if self._recorder.active:
+            with evaluating(model):
+                save_model(self._recorder.run.model, model, tuple(example), preprocessor)
+            self._recorder.event("model", path=str(self._recorder.run.model))
+        self._seed_between_steps()
+
+    # --- the end ----------------------------------------------------------------------------
+
+    def request_stop(self, reason: str) -> None:
+        """Ask all workers to stop after the same step. Safe in a signal handler."""
+        self._stop_request = reason
+
+    def finish(self) -> None:
+        """Check that all loops were read to their end, and write the last checkpoint."""
+        self._state.check_outside("the end of the training function")
+        if self._checkpointer is not None and self._parts:
+            self._save_checkpoint()
+            self._checkpointer.wait()
+
+    def close(self) -> None:
+        """Free what the job holds, also after an error. Waits for a checkpoint being written."""
+        if self._strategy is not None:
+            self._strategy.close()
+            self._strategy = None
+        if self._checkpointer is not None:
+            self._checkpointer.close()
+
+
+__all__ = ["Batch", "Job"]
