@@ -23,7 +23,7 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from farandole.errors import ConfigError, ConfigProblem, nearest
+from farandole.errors import ConfigError, ConfigProblem, nearest, without_credentials
 
 DEFAULT_SLOTS = 8
 NUMERICS = ("slots", "seed", "threads", "reduction", "precision")
@@ -165,9 +165,9 @@ def load_config(
         With every problem of the file and the overrides.
     """
     data: dict[str, Any] = {} if base is None else base.model_dump()
-    given = {} if file is None else _read(file)
+    given = {} if file is None else read_config_file(file)
     problems: list[ConfigProblem] = []
-    for key, value in [*_flatten(given), *overrides.items()]:
+    for key, value in [*given.items(), *overrides.items()]:
         if not _assign(data, key, value):
             section = key.split(".")[0]
             expected = f"{section!r} has a value of its own, so it can hold no keys"
@@ -179,6 +179,31 @@ def load_config(
     if problems or config is None:
         raise ConfigError(problems=tuple(problems), source=None if file is None else str(file))
     return config
+
+
+def read_config_file(file: Path) -> dict[str, Any]:
+    """Return what a TOML or YAML file gives, by dotted key. Raises `ConfigError`."""
+
+    def wrong(expected: str) -> ConfigError:
+        return ConfigError(
+            problems=(ConfigProblem(key="file", value=str(file), expected=expected),)
+        )
+
+    if file.suffix not in _SUFFIXES:
+        raise wrong(f"the name must end in one of {', '.join(_SUFFIXES)}")
+    try:
+        text = file.read_text(encoding="utf-8")
+        data: Any = tomllib.loads(text) if file.suffix == ".toml" else yaml.safe_load(text)
+    except OSError as error:
+        raise wrong(f"cannot be read ({error.strerror})") from error
+    except (tomllib.TOMLDecodeError, yaml.YAMLError, UnicodeDecodeError) as error:
+        reason = " ".join(str(error).split())
+        raise wrong(f"must be {file.suffix[1:].upper()}: {reason}") from error
+    if data is None:
+        return {}
+    if not isinstance(data, dict):
+        raise wrong("must hold a table of options")
+    return dict(_flatten({str(key): value for key, value in cast("dict[Any, Any]", data).items()}))
 
 
 def parse_value(text: str) -> Any:
@@ -235,9 +260,10 @@ def _disagreements(config: JobConfig) -> Iterator[ConfigProblem]:
     if checkpoint.best and checkpoint.every_steps is None and checkpoint.every_s is None:
         expected = "no checkpoint is ever written; give checkpoint.every_steps or .every_s"
         yield ConfigProblem(key="checkpoint.best", value=checkpoint.best, expected=expected)
-    if config.tracker.uri is not None and config.tracker.name is None:
+    uri = config.tracker.uri
+    if uri is not None and config.tracker.name is None:
         expected = "no tracker is chosen; give tracker.name (--tracker)"
-        yield ConfigProblem(key="tracker.uri", value=config.tracker.uri, expected=expected)
+        yield ConfigProblem(key="tracker.uri", value=without_credentials(uri), expected=expected)
 
 
 def _changed_numerics(config: JobConfig, base: JobConfig) -> Iterator[ConfigProblem]:
@@ -246,29 +272,6 @@ def _changed_numerics(config: JobConfig, base: JobConfig) -> Iterator[ConfigProb
         if value != before:
             expected = f"a resumed job must keep {before!r}, since this decides its result"
             yield ConfigProblem(key=key, value=value, expected=expected)
-
-
-def _read(file: Path) -> dict[str, Any]:
-    def wrong(expected: str) -> ConfigError:
-        return ConfigError(
-            problems=(ConfigProblem(key="file", value=str(file), expected=expected),)
-        )
-
-    if file.suffix not in _SUFFIXES:
-        raise wrong(f"the name must end in one of {', '.join(_SUFFIXES)}")
-    try:
-        text = file.read_text(encoding="utf-8")
-        data: Any = tomllib.loads(text) if file.suffix == ".toml" else yaml.safe_load(text)
-    except OSError as error:
-        raise wrong(f"cannot be read ({error.strerror})") from error
-    except (tomllib.TOMLDecodeError, yaml.YAMLError, UnicodeDecodeError) as error:
-        reason = " ".join(str(error).split())
-        raise wrong(f"must be {file.suffix[1:].upper()}: {reason}") from error
-    if data is None:
-        return {}
-    if not isinstance(data, dict):
-        raise wrong("must hold a table of options")
-    return {str(key): value for key, value in cast("dict[Any, Any]", data).items()}
 
 
 def _flatten(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -11,7 +11,7 @@ import difflib
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
@@ -33,7 +33,10 @@ def _rebuild(cls: type[FarandoleError], fields: dict[str, Any]) -> FarandoleErro
 class FarandoleError(Exception):
     """Base of all errors: a message derived from fields, and an exit code for the launcher."""
 
-    exit_code: ClassVar[int] = 1
+    @property
+    def exit_code(self) -> int:
+        """The launcher's exit code when this ends it."""
+        return 1
 
     def describe(self) -> str:
         """Return the message: what is wrong, with which value, and what to do."""
@@ -58,7 +61,10 @@ class FarandoleError(Exception):
 class UserError(FarandoleError):
     """Input that cannot be used: found before any work starts where that is possible."""
 
-    exit_code: ClassVar[int] = 2
+    @property
+    def exit_code(self) -> int:
+        """The launcher's exit code when this ends it: bad input."""
+        return 2
 
 
 # --- configuration ------------------------------------------------------------------------
@@ -295,6 +301,11 @@ class JobStoppedError(FarandoleError):
 
     step: int
     reason: str
+
+    @property
+    def exit_code(self) -> int:
+        """As a shell has it for a process that SIGINT or SIGTERM ended."""
+        return 130 if self.reason == "Ctrl-C" else 143
 
     def describe(self) -> str:
         """Say after which step, and how to go on."""

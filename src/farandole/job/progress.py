@@ -130,6 +130,7 @@ class Progress:
             if record.get("kind") == "step":
                 self._pace.step, self._pace.epoch = record["step"], record.get("epoch", 0)
         self._shown_at = self._clock()
+        self._print(f"run directory: {self._run.path}")
         if self._console.is_terminal and not self._console.is_dumb_terminal:
             self._live = Live(console=self._console, auto_refresh=False, transient=True)
             self._live.start()
