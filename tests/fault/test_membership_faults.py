@@ -128,7 +128,7 @@ def test_a_worker_with_another_secret_is_refused(coordinator, caplog):
     with pytest.raises(AuthenticationError, match="does not accept this worker's secret") as info:
         join(address, OTHER, member(0), SOON)
     assert info.value.peer == address
-    assert "does not know the job's secret" in caplog.text
+    wait_until(lambda: "does not know the job's secret" in caplog.text, "refusal logged")
     assert "another job" not in caplog.text + repr(info.value)
     join_all(address, 1)
 
@@ -326,7 +326,7 @@ def test_a_worker_killed_while_it_waits_is_forgotten(coordinator, tmp_path):
     join_all(one.address, 2)
 
 
-def test_a_waiting_worker_that_talks_out_of_turn_is_forgotten(coordinator):
+def test_a_waiting_worker_that_talks_out_of_turn_is_forgotten(coordinator, caplog):
     one = coordinator(2)
     connection = wire.connect(one.address, SECRET)
     connection._socket.sendall(wire.encode({**JOIN, "member": asdict(member(0))}))
@@ -334,6 +334,7 @@ def test_a_waiting_worker_that_talks_out_of_turn_is_forgotten(coordinator):
     connection._socket.sendall(b"\xff" * 100)
     assert closed_by_peer(connection._socket)
     connection.close()
+    assert "more than 1048576" in caplog.text
     join_all(one.address, 2)
 
 

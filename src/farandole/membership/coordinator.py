@@ -120,7 +120,7 @@ class Coordinator:
                 await wire.send(writer, await self._store.answer(message))
         except wire.ProtocolError as error:
             logger.warning("refused the connection of %s: %s", peer, error)
-        except ConnectionError as error:
+        except OSError as error:
             logger.info("lost the connection of %s: %s", peer, error)
         except asyncio.CancelledError:  # by `_serve`, when it ends
             writer.transport.abort()

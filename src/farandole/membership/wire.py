@@ -141,9 +141,8 @@ async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, sec
                 raise ProtocolError(f"speaks version {version} of the protocol, not {VERSION}")
             client_nonce = await reader.readexactly(_NONCE_BYTES)
             proof = await reader.readexactly(_PROOF_BYTES)
-            if not hmac.compare_digest(
-                proof, _proof(secret, b"client", client_nonce, server_nonce)
-            ):
+            expected = _proof(secret, b"client", client_nonce, server_nonce)
+            if not hmac.compare_digest(proof, expected):
                 writer.write(_REFUSED)
                 raise ProtocolError("does not know the job's secret")
             writer.write(_proof(secret, b"server", client_nonce, server_nonce))

@@ -23,9 +23,13 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from farandole.errors import UsageError
 from farandole.protocols import Engine, WorkerEnd, WorkerSpec
+
+if TYPE_CHECKING:
+    import pytest
 
 _MARK = "FARANDOLE_TESTING_MARK"
 _WITHIN_S = 20.0
@@ -316,8 +320,9 @@ class EngineSuite:
 
     # --- what a worker is given ---------------------------------------------------------
 
-    def test_output_is_complete(self, tmp_path: Path) -> None:
+    def test_output_is_complete(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Both streams are in the log: raw bytes, a half line, and what was just printed."""
+        monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
         code = (
             "import os, signal, sys\n"
             "os.write(1, b'\\xff\\x00raw')\n"
