@@ -147,15 +147,17 @@ class Coordinator:
         self._members[member.worker_id] = member
         gone = asyncio.ensure_future(wire.receive(reader))
         try:
-            answer = await self._wait_for_generation(gone, timeout_s)
+            try:
+                answer = await self._wait_for_generation(gone, timeout_s)
+            finally:
+                if not self._formed.done():
+                    del self._members[member.worker_id]
             if answer is not None:
                 await wire.send(writer, answer)
             if self._formed.done():
                 await gone
-                logger.info("worker %d has left", member.worker_id)
+            logger.info("worker %d has left", member.worker_id)
         finally:
-            if not self._formed.done():
-                del self._members[member.worker_id]
             gone.cancel()
             await asyncio.gather(gone, return_exceptions=True)
 
@@ -164,7 +166,7 @@ class Coordinator:
     ) -> wire.Message | None:
         """Return what to tell a worker that has joined, or None if it has left meanwhile."""
         state = first_generation(self._members.values(), self._expected)
-        if isinstance(state, Generation) and not self._formed.done():
+        if isinstance(state, Generation):
             self._formed.set_result(state)
             logger.info("generation %d has %d members", state.number, len(state.members))
         timeout_s = min(timeout_s, self._give_up_at - self._loop.time())
