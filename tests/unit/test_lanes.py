@@ -190,7 +190,7 @@ def test_a_large_epoch_costs_nothing_until_read() -> None:
     last = plan.num_steps - 1
     ids = plan.slot_row_ids(last, 7)
     assert len(ids) == plan.slot_rows(last, 7)
-    assert sum(array.nbytes for array in plan._window_cache.values()) < 10_000_000
+    assert sum(ids.nbytes for _, _, ids in plan._last_windows.values()) < 10_000_000
 
 
 def test_batches_of_sorted_data_are_nearly_as_mixed_as_by_a_full_shuffle() -> None:

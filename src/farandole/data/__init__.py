@@ -2,5 +2,7 @@
 
 from farandole.data.arrays import ArrayDataset
 from farandole.data.block import RowBlock
+from farandole.data.parquet import ParquetDataset
+from farandole.data.preprocess import Preprocessor
 
-__all__ = ["ArrayDataset", "RowBlock"]
+__all__ = ["ArrayDataset", "ParquetDataset", "Preprocessor", "RowBlock"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from functools import cached_property
 from typing import Any, Literal
 
@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import ArrayLike
 
-from farandole.data.block import RowBlock
+from farandole.data.block import RowBlock, Transform, transformed
 from farandole.data.plans import make_epoch_plan
 from farandole.errors import ColumnError, DataError
 from farandole.plan.lanes import DEFAULT_WINDOW_ROWS, EpochPlan
@@ -50,7 +50,7 @@ class ArrayDataset:
         *,
         categories: ArrayLike | None = None,
         rows_per_shard: int = 65536,
-        transform: Callable[[RowBlock], RowBlock] | None = None,
+        transform: Transform | None = None,
         **columns: ArrayLike,
     ) -> None:
         arrays: dict[str, np.ndarray[Any, Any]] = {
@@ -134,12 +134,12 @@ class ArrayDataset:
         """Yield the blocks of `slots`, in the order of (step, slot). Does no I/O."""
         for step in range(start_step, plan.num_steps):
             for slot in slots:
-                yield self._finish(self._rows.take(plan.slot_row_ids(step, slot)))
+                yield transformed(self._rows.take(plan.slot_row_ids(step, slot)), self._transform)
 
     def read_rows(self, ranges: Sequence[range]) -> Generator[RowBlock]:
         """Yield one block for each range of rows, in the order of the data set."""
         for rows in ranges:
-            yield self._finish(self._rows.map(lambda array, r=rows: array[r.start : r.stop].copy()))
+            yield transformed(self._rows.take(np.arange(rows.start, rows.stop)), self._transform)
 
     def scan(self, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Yield columns by name as Arrow batches, one per shard, in order."""
@@ -156,9 +156,6 @@ class ArrayDataset:
             ]
             yield pa.RecordBatch.from_arrays(arrays, names=list(names))
             start += rows
-
-    def _finish(self, block: RowBlock) -> RowBlock:
-        return block if self._transform is None else self._transform(block)
 
 
 def _as_label(label: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

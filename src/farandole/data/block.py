@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from farandole.errors import UsageError
+
 Array = NDArray[Any]
 
 
@@ -62,3 +64,27 @@ class RowBlock:
     def slice(self, start: int, stop: int) -> RowBlock:
         """Return a view of a run of rows."""
         return self.map(lambda array: array[start:stop])
+
+
+Transform = Callable[[RowBlock], RowBlock]
+
+
+def transformed(block: RowBlock, transform: Transform | None) -> RowBlock:
+    """Return what a user's transform makes of a block.
+
+    Raises
+    ------
+    UsageError
+        If it returns something else than a `RowBlock` of as many rows.
+    """
+    if transform is None:
+        return block
+    result: object = transform(block)
+    if not isinstance(result, RowBlock):
+        problem = f"transform returned {type(result).__name__}"
+        raise UsageError(problem=problem, remedy="return a RowBlock; see dataclasses.replace")
+    lengths = {len(array) for array in result.arrays()}
+    if lengths != {block.num_rows}:
+        problem = f"transform returned {sorted(lengths)} rows for {block.num_rows}"
+        raise UsageError(problem=problem, remedy="keep one row for each; select with filters=")
+    return result

@@ -28,7 +28,6 @@ into one window is not cut, for the better shuffle.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -148,14 +147,14 @@ class EpochPlan:
         ndarray of int64, shape (slot_rows(step, slot),)
             Places of the rows in the order of the data set.
         """
-        first = self.lanes_of(range(slot, slot + 1))
-        starts, stops = self.lane_spans(step, first)
+        lanes = self.lanes_of(range(slot, slot + 1))
+        starts, stops = self.lane_spans(step, lanes)
         parts: list[Ints] = []
-        for lane, start, stop in zip(first, starts.tolist(), stops.tolist(), strict=True):
+        for lane, start, stop in zip(lanes, starts.tolist(), stops.tolist(), strict=True):
             while start < stop:
-                window, begin, end = self.window_at(lane, start)
+                begin, end, ids = self._window_row_ids(lane, start)
                 until = min(stop, end)
-                parts.append(self._window_row_ids(lane, window)[start - begin : until - begin])
+                parts.append(ids[start - begin : until - begin])
                 start = until
         return np.concatenate(parts)
 
@@ -258,31 +257,26 @@ class EpochPlan:
         return np.concatenate(([0], np.cumsum(self.shard_rows)))
 
     @cached_property
-    def _window_cache(self) -> OrderedDict[tuple[int, int], Ints]:
-        return OrderedDict()
+    def _last_windows(self) -> dict[int, tuple[int, int, Ints]]:
+        return {}
 
-    def _window_row_ids(self, lane: int, window: int) -> Ints:
-        """Return the row ids of a window in the order given; the newest windows are kept."""
-        cache = self._window_cache
-        ids = cache.get((lane, window))
-        if ids is None:
-            ids = self._make_window_row_ids(lane, window)
-            cache[lane, window] = ids
-            if len(cache) > 2 * self.num_lanes:
-                cache.popitem(last=False)
-        return ids
+    def _window_row_ids(self, lane: int, position: int) -> tuple[int, int, Ints]:
+        """Return the span of the window that holds a place, and its row ids in the order given.
 
-    def _make_window_row_ids(self, lane: int, window: int) -> Ints:
-        first = self._first_window_rows(lane)
-        start = 0 if window == 0 else first + (window - 1) * self.window_rows
-        _, start, stop = self.window_at(lane, start)
-        ids = np.concatenate(
-            [
-                np.arange(begin, end, dtype=np.int64) + self.shard_starts[shard]
-                for shard, begin, end in self.window_pieces(lane, start, stop)
-            ]
-        )
-        return ids[self.window_order(lane, window, stop - start)]
+        The last window of each lane is kept, since a lane is read from start to end.
+        """
+        last = self._last_windows.get(lane)
+        if last is None or not last[0] <= position < last[1]:
+            window, start, stop = self.window_at(lane, position)
+            ids = np.concatenate(
+                [
+                    np.arange(begin, end, dtype=np.int64) + self.shard_starts[shard]
+                    for shard, begin, end in self.window_pieces(lane, start, stop)
+                ]
+            )
+            last = (start, stop, ids[self.window_order(lane, window, stop - start)])
+            self._last_windows[lane] = last
+        return last
 
 
 def evaluation_units(num_rows: int, unit_rows: int) -> tuple[range, ...]:

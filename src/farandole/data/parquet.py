@@ -1,0 +1,322 @@
+"""A data set of Parquet files."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import pyarrow as pa
+
+from farandole.data.block import RowBlock, Transform, transformed
+from farandole.data.files import PathLike, find_files
+from farandole.data.groups import GroupReader
+from farandole.data.layout import Layout, make_layout
+from farandole.data.plans import make_epoch_plan
+from farandole.data.prefetch import Prefetch
+from farandole.data.preprocess import Preprocessor
+from farandole.data.reader import (
+    Cursor,
+    LaneReader,
+    ShardCache,
+    ShardSource,
+    read_ranges,
+    shards_of,
+)
+from farandole.data.selection import Shard, as_expression, select_shards
+from farandole.errors import DataError
+from farandole.plan.lanes import DEFAULT_WINDOW_ROWS, MIN_LANES, EpochPlan
+
+_WINDOWS_BYTES = 256 << 20
+"""Memory for the windows of all lanes; a constant, since the order hangs on it."""
+_MIN_WINDOW_ROWS = 256
+_AHEAD_ROWS = 32768
+_AHEAD_BYTES = 64 << 20
+_MAX_CHUNKS = 64
+
+
+@dataclass(frozen=True)
+class _Index:
+    """What the footers, and a pass over the filters' columns, have told."""
+
+    reader: GroupReader
+    shards: list[Shard]
+    layout: Layout
+    source: ShardSource
+    cache: ShardCache
+
+
+class ParquetDataset:
+    """Rows of Parquet files, read in an order that does not depend on who reads them.
+
+    The constructor does no I/O: footers are read at first use, or by `validate`.
+
+    Parameters
+    ----------
+    paths : str, Path or sequence of them
+        Files, folders, patterns or URLs. Files are ordered by their paths; in folders, what
+        starts with ``.`` or ``_`` is left out.
+    columns : sequence of str, optional
+        Columns given by name. Integers become int64, floats keep their width, times are
+        datetime64, strings objects; integers with nulls become float64 with NaN.
+    features : sequence of str, optional
+        Numeric columns that become one float32 matrix; null is NaN. With neither `columns`,
+        `features` nor `preprocess`, all columns are given by name.
+    label : str, optional
+        Bools and integers become int64, floats float32. A null is an error.
+    filters : list or pyarrow.compute.Expression, optional
+        ``[("month", "<=", 10)]`` selects rows for which all conditions hold; a list of such
+        lists, rows for which any of them does.
+    partitioning : {"hive", None}, default="hive"
+        Whether folders ``month=3`` are a column.
+    schema : pyarrow.Schema, optional
+        Types of some columns, instead of those that all files can be cast to.
+    transform : callable, optional
+        Takes a `RowBlock` and returns one of as many rows. Called in another thread; must keep
+        no state.
+    preprocess : Preprocessor, optional
+        Fills the features and categories of blocks; instead of `features`.
+    buffer_bytes : int, default=256 MiB
+        Decoded row groups are kept if those that are needed fit into it. Beside it, a window
+        of each lane is held.
+
+    Notes
+    -----
+    All methods raise DataError or ColumnError, which name the file or column and the remedy.
+    """
+
+    def __init__(
+        self,
+        paths: PathLike | Sequence[PathLike],
+        *,
+        columns: Sequence[str] | None = None,
+        features: Sequence[str] | None = None,
+        label: str | None = None,
+        filters: Any = None,
+        partitioning: Literal["hive"] | None = "hive",
+        schema: pa.Schema | None = None,
+        transform: Transform | None = None,
+        preprocess: Preprocessor | None = None,
+        buffer_bytes: int = 256 << 20,
+    ) -> None:
+        if features is not None and preprocess is not None:
+            raise DataError(
+                path=str(paths),
+                problem="both features= and preprocess= say what features are",
+                remedy="pass one of them",
+            )
+        self._paths = paths
+        self._columns = columns
+        self._features = features
+        self._label = label
+        self._filters = filters
+        self._partitioning = partitioning
+        self._schema = schema
+        self._transform = transform
+        self._preprocess = preprocess
+        self._buffer_bytes = buffer_bytes
+        self._made: _Index | None = None
+        self._lock = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"ParquetDataset({str(self._paths)!r})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy in another process reads the footers itself.
+        return {
+            name: value
+            for name, value in self.__dict__.items()
+            if name not in ("_lock", "_made", "fingerprint")
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _made=None, _lock=threading.Lock())
+
+    # --- what there is --------------------------------------------------------------------
+
+    def validate(self) -> None:
+        """Read all footers, and what filters need; raise whatever is wrong. Blocks."""
+        self._index()
+
+    @property
+    def num_rows(self) -> int:
+        """Rows selected. Blocks at first use."""
+        return int(self._index().source.starts[-1])
+
+    @property
+    def shard_rows(self) -> tuple[int, ...]:
+        """Rows selected in each row group, in order, without empty ones."""
+        return tuple(shard.num_rows for shard in self._index().shards)
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Columns that exist, with the types that all files are cast to."""
+        reader = self._index().reader
+        return reader.schema_of(list(reader.types))
+
+    @property
+    def num_features(self) -> int:
+        """Width of the feature matrix."""
+        return self._index().layout.num_features
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Hex digest over files (path below the data set, size), rows, types and filters."""
+        index = self._index()
+        reader = index.reader
+        folders = [file.path.split("/")[:-1] for file in reader.files]
+        common = 0
+        while all(len(f) > common and f[common] == folders[0][common] for f in folders):
+            common += 1
+        content = {
+            "files": [
+                ["/".join(file.path.split("/")[common:]), file.size_bytes, dict(file.partition)]
+                for file in reader.files
+            ],
+            "shards": [[shard.file, shard.group, shard.num_rows] for shard in index.shards],
+            "schema": [[name, str(kind)] for name, kind in reader.types.items()],
+            "filters": str(as_expression(self._filters)),
+        }
+        return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+
+    def _index(self) -> _Index:
+        with self._lock:
+            if self._made is None:
+                self._made = self._make_index()
+            return self._made
+
+    def _make_index(self) -> _Index:
+        filters = as_expression(self._filters)
+        filesystem, files = find_files(self._paths, hive=self._partitioning == "hive")
+        reader = GroupReader(filesystem, files, self._schema)
+        if self._label is not None:
+            reader.check_columns([self._label])
+        shards = select_shards(reader, filters, self._label)
+
+        def has_nulls(name: str) -> bool:
+            return any(reader.num_nulls(shard.file, shard.group, name) != 0 for shard in shards)
+
+        layout = make_layout(
+            reader,
+            columns=self._columns,
+            features=self._features,
+            label=self._label,
+            preprocess=self._preprocess,
+            has_nulls=has_nulls,
+        )
+        source = ShardSource(reader, shards, layout)
+        return _Index(reader, shards, layout, source, ShardCache(source, self._buffer_bytes))
+
+    # --- reading --------------------------------------------------------------------------
+
+    def epoch_plan(
+        self,
+        *,
+        seed: int,
+        epoch: int,
+        batch_size: int,
+        num_slots: int,
+        start_row: int = 0,
+        shuffle: bool = True,
+        tail: Literal["short", "drop"] = "short",
+        window_rows: int | None = None,
+    ) -> EpochPlan:
+        """Return the order of an epoch; see `EpochPlan`. Blocks at first use.
+
+        `window_rows` defaults to 8192, or less where rows are so wide that the windows of all
+        lanes would take more than 256 MiB.
+
+        Raises
+        ------
+        ConfigError
+            If the batch is smaller than the number of slots.
+        DataError
+            If there are too few rows for a step.
+        """
+        index = self._index()
+        if window_rows is None:
+            fits = _WINDOWS_BYTES // (max(MIN_LANES, num_slots) * index.layout.row_bytes)
+            window_rows = min(max(fits, _MIN_WINDOW_ROWS), DEFAULT_WINDOW_ROWS)
+        return make_epoch_plan(
+            index.reader.name,
+            self.shard_rows,
+            seed=seed,
+            epoch=epoch,
+            batch_size=batch_size,
+            num_slots=num_slots,
+            start_row=start_row,
+            shuffle=shuffle,
+            tail=tail,
+            window_rows=window_rows,
+        )
+
+    def read(self, plan: EpochPlan, slots: range, start_step: int = 0) -> Prefetch[RowBlock]:
+        """Read the blocks of `slots` ahead in a thread, in the order of (step, slot).
+
+        Only the row groups that the lanes of `slots` need are decoded. What goes wrong is
+        raised where the result is iterated.
+
+        Parameters
+        ----------
+        plan : EpochPlan
+            Made by this data set's `epoch_plan`.
+        slots : range
+            Slots of this worker.
+        start_step : int, default=0
+            First step to read.
+        """
+        share = plan.batch_size * len(slots) // plan.num_slots
+        return Prefetch(self._steps(plan, slots, start_step), self._depth(share))
+
+    def read_rows(self, ranges: Sequence[range]) -> Prefetch[RowBlock]:
+        """Read one block for each range of rows in the order of the data set, in a thread.
+
+        Raises
+        ------
+        IndexError
+            If a range is not within the rows.
+        """
+        for rows in ranges:
+            if rows.step != 1 or not 0 <= rows.start <= rows.stop <= self.num_rows:
+                raise IndexError(f"{rows} is not a run of rows in 0 to {self.num_rows}")
+        largest = max((len(rows) for rows in ranges), default=1)
+        return Prefetch(self._ranges(ranges), self._depth(largest))
+
+    def scan(self, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Yield all selected rows of some columns as Arrow batches, in order. Blocks."""
+        index = self._index()
+        index.reader.check_columns(names)
+        for shard in range(len(index.shards)):
+            yield from index.source.batches(shard, 0, names)
+
+    def _depth(self, rows: int) -> int:
+        """Return how many chunks of so many rows are read ahead."""
+        row_bytes = self._index().layout.row_bytes
+        ahead = min(_AHEAD_ROWS, _AHEAD_BYTES // row_bytes)
+        return min(max(ahead // max(rows, 1), 2), _MAX_CHUNKS)
+
+    def _steps(self, plan: EpochPlan, slots: range, start_step: int) -> Generator[list[RowBlock]]:
+        index = self._index()
+        cached = index.cache.holds(shards_of(plan, plan.lanes_of(slots)))
+        reader = LaneReader(
+            plan, slots, index.layout, lambda: index.cache if cached else Cursor(index.source)
+        )
+        try:
+            for blocks in reader.steps(start_step):
+                yield [transformed(block, self._transform) for block in blocks]
+        finally:
+            reader.close()
+
+    def _ranges(self, ranges: Sequence[range]) -> Generator[list[RowBlock]]:
+        index = self._index()
+        cached = index.cache.holds(set(range(len(index.shards))))
+        rows = index.cache if cached else Cursor(index.source)
+        try:
+            for blocks in read_ranges(ranges, index.source, rows):
+                yield [transformed(block, self._transform) for block in blocks]
+        finally:
+            rows.close()
