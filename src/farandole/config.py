@@ -37,7 +37,9 @@ _JUDGED_BY = {"slots": "workers", "run_dir": "resume"}
 class _Section(BaseModel):
     """A table of options, in which the text ``none`` stands for no value."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, ser_json_inf_nan="constants"
+    )
 
     @model_validator(mode="before")
     @classmethod
