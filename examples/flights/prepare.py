@@ -55,7 +55,7 @@ COLUMNS = {
     "temp": pa.float32(),
     "dewp": pa.float32(),
     "humid": pa.float32(),
-    "wind_dir": pa.float32(),
+    "wind_dir": pa.int16(),  # degrees, in steps of ten; 0 is calm
     "wind_speed": pa.float32(),
     "wind_gust": pa.float32(),
     "precip": pa.float32(),

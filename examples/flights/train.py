@@ -6,6 +6,8 @@ An ordinary PyTorch training loop. It knows nothing of workers: `farandole run t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from sklearn.metrics import roc_auc_score
@@ -29,7 +31,7 @@ class LateFlight(nn.Module):
     """Embeddings of the categories beside the numbers, through a small MLP, to a logit."""
 
     def __init__(
-        self, num_features: int, cardinalities: list[int], width: int = 128, dropout: float = 0.1
+        self, num_features: int, cardinalities: Sequence[int], width: int = 128, dropout: float = 0.1
     ) -> None:
         super().__init__()
         sizes = [min(16, 1 + cardinality // 2) for cardinality in cardinalities]
@@ -55,7 +57,7 @@ def base_rate_log_loss(labels: np.ndarray) -> float:
 
 
 def train(
-    job: fa.Job, data: str, epochs: int = 2, lr: float = 3e-3, batch_size: int = 4096
+    job: fa.Job, data: str, epochs: int = 2, lr: float = 1e-2, batch_size: int = 4096
 ) -> dict[str, float]:
     """Train on January to October, judge on November and December, and save the model."""
     preprocessor = fa.Preprocessor.fit(
