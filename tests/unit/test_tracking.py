@@ -171,6 +171,19 @@ def test_a_failed_batch_is_sent_again_and_nothing_is_skipped(run: RunDir, config
     assert tracker.sent == [("loss", 0, 1.0)]
 
 
+def test_batches_shrink_after_failures_and_grow_again(run: RunDir, config: JobConfig):
+    for number in range(300):
+        step(run, number, a=0.0, b=1.0, c=2.0, d=3.0)
+    tracker = Recorder()
+    spool = spool_of(run, tracker, config)
+    tracker.failures = 4
+    for _ in range(4):
+        with pytest.raises(ConnectionError):
+            spool.send_metrics()
+    spool.send_metrics()
+    assert [len(batch) for batch in tracker.batches] == [52, 100, 200, 400, 448]
+
+
 def test_torn_and_foreign_lines_are_left_out(tmp_path: Path):
     path = tmp_path / "metrics.jsonl"
     good = {"kind": "step", "step": 1, "time": 0.0, "values": {"x": 1.0}}

@@ -21,7 +21,7 @@ from farandole.protocols import MetricPoint
 # MLflow takes these from the environment only, some of them while it is imported. What the user
 # has set stays. A server that is gone is noticed within seconds: the caller does the retrying.
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
+os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
 os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
 os.environ.setdefault("MLFLOW_UV_AUTO_DETECT", "false")
@@ -260,8 +260,9 @@ def _data_type(dtype: str) -> DataType:
 
 
 def _valid_key(key: str) -> str:
-    """Return a name as MLflow allows it: word characters, dashes, dots, spaces, colons, slashes."""
-    return re.sub(r"[^/\w.\- :]", "_", key)[:250]
+    """Return a name as MLflow allows it: word characters and ``-. :``, in parts of a clean path."""
+    parts = re.sub(r"[^/\w.\- :]", "_", key)[:250].split("/")
+    return "/".join(part for part in parts if part not in ("", ".", "..")) or "_"
 
 
 def _digest(folder: Path) -> str:

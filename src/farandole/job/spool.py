@@ -32,6 +32,9 @@ JOB_TAG = "farandole.job"
 BATCH_POINTS = 1000
 """About as many values go with one call: a round trip each, and MLflow's limit."""
 
+SMALLEST_BATCH = 50
+"""After failures, so that a server too slow for large batches still takes small ones."""
+
 _RECORDS = ("config.json", "environment.json", "code.json")
 
 
@@ -85,6 +88,7 @@ class Spool:
         self._config = config
         self._place = read_place(run, config.tracker) or Place(target=target_of(config.tracker))
         self._opened = False
+        self._batch = BATCH_POINTS
 
     def open(self) -> None:
         """Open the job's run in the tracker, again if there is one, and send the parameters."""
@@ -109,9 +113,9 @@ class Spool:
                 pass
 
     def _send_batch(self, path: Path) -> bool:
-        """Send about `BATCH_POINTS` values; return whether there may be more."""
+        """Send a batch; return whether there may be more."""
         offset = self._place.offsets.get(path.name, 0)
-        records, end = read_records(path, offset, BATCH_POINTS)
+        records, end = read_records(path, offset, self._batch)
         last = dict(self._place.last_steps)
         points: list[MetricPoint] = []
         for point in (p for record in records for p in points_of(record)):
@@ -119,7 +123,9 @@ class Spool:
                 last[point.key] = point.step
                 points.append(point)
         if points:
+            batch, self._batch = self._batch, max(SMALLEST_BATCH, self._batch // 4)
             self._tracker.log_metrics(points)
+            self._batch = min(BATCH_POINTS, 2 * batch)
         if end == offset:
             return False
         self._place.last_steps = last
