@@ -1,0 +1,135 @@
+"""Run directories under kills, full disks and many writers."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from farandole.config import JobConfig
+from farandole.job.rundir import RunDir, RunState
+
+HOLDER = """
+import sys, time
+from farandole.job.rundir import RunDir, RunState
+run = RunDir(sys.argv[1])
+with run.lock():
+    run.write_state(RunState("running"))
+    print("ready", flush=True)
+    time.sleep(60)
+"""
+
+APPENDER = """
+import sys
+from farandole.job.rundir import RunDir
+run = RunDir(sys.argv[1])
+for number in range(300):
+    run.event("from", writer=sys.argv[2], number=number, pad="x" * 200)
+"""
+
+REWRITER = """
+import itertools, sys
+from farandole.job.rundir import RunDir
+run = RunDir(sys.argv[1])
+for number in itertools.count():
+    run.write_json("data.json", [number] * 20_000)
+    if number == 0:
+        print("ready", flush=True)
+"""
+
+# A file size limit is what a full disk looks like to one process.
+FULL_DISK = """
+import resource, signal, sys
+from farandole.errors import RunDirectoryError
+from farandole.job.rundir import RunDir, RunState
+run = RunDir(sys.argv[1])
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+def attempt(action):
+    try:
+        action()
+    except RunDirectoryError as error:
+        print(error)
+attempt(lambda: run.write_json("state.json", ["x" * 5000]))
+attempt(lambda: [run.event("filler", pad="x" * 80) for _ in range(40)])
+"""
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    return RunDir.create(JobConfig(target="train.py", run_dir=tmp_path / "job"))
+
+
+def start(code: str, *arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", code, *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def wait_until_ready(process: subprocess.Popen[str]) -> None:
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+
+
+def test_a_killed_launcher_is_seen_and_frees_the_folder(run):
+    with start(HOLDER, str(run.path)) as process:
+        wait_until_ready(process)
+        assert run.read_state().status == "running"
+        assert run.lock_holder() == process.pid
+        process.kill()
+        process.wait(timeout=10)
+    assert run.lock_holder() is None
+    assert run.read_state().status == "killed"
+    with run.lock():
+        pass
+
+
+def test_a_stopped_launcher_still_holds_the_folder(run):
+    with start(HOLDER, str(run.path)) as process:
+        wait_until_ready(process)
+        os.kill(process.pid, signal.SIGSTOP)
+        assert run.read_state().status == "running"
+        process.kill()
+
+
+def test_many_writers_lose_no_line(run):
+    processes = [start(APPENDER, str(run.path), str(number)) for number in range(4)]
+    for process in processes:
+        with process:
+            assert process.wait(timeout=60) == 0
+    events = list(run.events())
+    assert len(events) == 4 * 300
+    for writer in "0123":
+        numbers = [event["number"] for event in events if event["writer"] == writer]
+        assert numbers == list(range(300))
+
+
+@pytest.mark.parametrize("delay", range(5))
+def test_a_reader_never_sees_a_half_written_file_even_after_a_kill(run, delay):
+    file = run.path / "data.json"
+    with start(REWRITER, str(run.path)) as process:
+        wait_until_ready(process)
+        for _ in range(10 + 7 * delay):
+            assert len(set(json.loads(file.read_bytes()))) == 1
+        process.kill()
+    data = json.loads(file.read_bytes())
+    assert (len(data), len(set(data))) == (20_000, 1)
+
+
+def test_a_full_disk_keeps_the_old_file_and_names_the_remedy(run):
+    run.write_state(RunState("finished"))
+    before = (run.path / "state.json").read_bytes()
+    with start(FULL_DISK, str(run.path)) as process:
+        out, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert len(out.splitlines()) == 2
+    assert out.count("free some space") == 2
+    assert (run.path / "state.json").read_bytes() == before
+    assert not list(run.path.glob("*.tmp")) + list(run.path.glob(".*.tmp"))
+    events = list(run.events())
+    assert events
+    assert {event["kind"] for event in events} == {"filler"}
