@@ -590,3 +590,11 @@ def test_transform(tmp_path: Path, kind: str) -> None:
         read_all(make(lambda block: block.slice(0, 1)))
     with pytest.raises(ZeroDivisionError):
         read_all(make(lambda block: 1 // 0))
+
+
+def test_columns_of_one_name_are_refused_where_they_are_read(tmp_path: Path) -> None:
+    table = pa.Table.from_arrays([pa.array([1]), pa.array([2]), pa.array([3])], ["a", "a", "b"])
+    pq.write_table(table, tmp_path / "x.parquet")
+    assert ParquetDataset(tmp_path, columns=["b"]).num_rows == 1
+    with pytest.raises(DataError, match="several columns 'a'"):
+        ParquetDataset(tmp_path, columns=["a"]).validate()

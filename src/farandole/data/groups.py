@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import repeat
 
 import pyarrow as pa
@@ -30,6 +31,17 @@ class Footer:
 
     metadata: pq.FileMetaData
     schema: pa.Schema
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """Columns that the file holds."""
+        return frozenset(self.schema.names)
+
+    @cached_property
+    def leaves(self) -> dict[str, int]:
+        """Place of each column that is not nested, among the stored ones."""
+        stored = self.metadata.schema
+        return {stored.column(leaf).path: leaf for leaf in range(self.metadata.num_columns)}
 
 
 class GroupReader:
@@ -93,7 +105,7 @@ class GroupReader:
             If the file cannot be read or decoded.
         """
         path, footer = self.files[file].path, self.footers[file]
-        present = [name for name in names if footer.schema.get_field_index(name) >= 0]
+        present = [name for name in names if name in footer.names]
         schema = self.schema_of(names)
         with self.reading(file, group):
             source = pq.ParquetFile(
@@ -108,7 +120,13 @@ class GroupReader:
                 for batch in source.iter_batches(
                     batch_size=BATCH_ROWS, row_groups=[group], columns=present, use_threads=False
                 ):
-                    columns = [self._column(file, batch, field) for field in schema]
+                    stored = dict(zip(batch.schema.names, batch.columns, strict=True))
+                    columns = [
+                        _cast(stored[field.name], field.type)
+                        if field.name in stored
+                        else self._constant(file, field, batch.num_rows)
+                        for field in schema
+                    ]
                     yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
     @contextmanager
@@ -125,27 +143,24 @@ class GroupReader:
 
     def num_nulls(self, file: int, group: int, name: str) -> int | None:
         """Return how many nulls a column has in a row group, or None if the footer does not say."""
-        metadata = self.footers[file].metadata
-        rows = metadata.row_group(group).num_rows
-        if self.footers[file].schema.get_field_index(name) < 0:
+        footer = self.footers[file]
+        stored = footer.metadata.row_group(group)
+        if name not in footer.names:
             value = self.files[file].partition.get(name)
-            return rows if value is None else 0
-        for leaf in range(metadata.num_columns):
-            if metadata.schema.column(leaf).path == name:
-                statistics = metadata.row_group(group).column(leaf).statistics
-                if statistics is None or not statistics.has_null_count:
-                    return None
-                return statistics.null_count
-        return None
+            return stored.num_rows if value is None else 0
+        if name not in footer.leaves:
+            return None
+        statistics = stored.column(footer.leaves[name]).statistics
+        if statistics is None or not statistics.has_null_count:
+            return None
+        return statistics.null_count
 
-    def _column(self, file: int, batch: pa.RecordBatch, field: pa.Field) -> pa.Array:
-        if batch.schema.get_field_index(field.name) >= 0:
-            column = batch.column(field.name)
-            return column if column.type == field.type else column.cast(field.type)
+    def _constant(self, file: int, field: pa.Field, num_rows: int) -> pa.Array:
+        """Return a column that the file does not hold: from its path, or null."""
         value = self.files[file].partition.get(field.name)
         if value is None:
-            return pa.nulls(batch.num_rows, field.type)
-        return pa.repeat(pa.scalar(value).cast(field.type), batch.num_rows)
+            return pa.nulls(num_rows, field.type)
+        return pa.repeat(pa.scalar(value).cast(field.type), num_rows)
 
     def _partition_names(self) -> list[str]:
         """Return the columns that are in paths only: what a file holds comes from the file."""
@@ -163,7 +178,13 @@ class GroupReader:
             seen.add(footer.schema)
             for field in footer.schema:
                 name, kind = field.name, _plain(field.type)
-                first_with.setdefault(name, file)
+                if first_with.setdefault(name, file) == file and name in types:
+                    self._conflicts[name] = DataError(
+                        path=self.files[file].path,
+                        problem=f"there are several columns {name!r}",
+                        remedy="write the file with distinct names",
+                    )
+                    continue
                 try:
                     types[name] = _common(types.get(name, kind), kind)
                 except (pa.ArrowTypeError, pa.ArrowInvalid):
@@ -223,6 +244,10 @@ def _what_is_wrong(filesystem: pafs.FileSystem, file: DataFile, error: Exception
 
 def _first_line(error: Exception) -> str:
     return str(error).partition("\n")[0]
+
+
+def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    return column if column.type == kind else column.cast(kind)
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:
