@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -65,9 +67,14 @@ def run(tmp_path: Path) -> RunDir:
     return RunDir.create(JobConfig(target="train.py", run_dir=tmp_path / "job"))
 
 
-def start(code: str, *arguments: str) -> subprocess.Popen[str]:
+@contextlib.contextmanager
+def started(code: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, "-c", code, *arguments]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def wait_until_ready(process: subprocess.Popen[str]) -> None:
@@ -76,7 +83,7 @@ def wait_until_ready(process: subprocess.Popen[str]) -> None:
 
 
 def test_a_killed_launcher_is_seen_and_frees_the_folder(run):
-    with start(HOLDER, str(run.path)) as process:
+    with started(HOLDER, str(run.path)) as process:
         wait_until_ready(process)
         assert run.read_state().status == "running"
         assert run.lock_holder() == process.pid
@@ -89,17 +96,16 @@ def test_a_killed_launcher_is_seen_and_frees_the_folder(run):
 
 
 def test_a_stopped_launcher_still_holds_the_folder(run):
-    with start(HOLDER, str(run.path)) as process:
+    with started(HOLDER, str(run.path)) as process:
         wait_until_ready(process)
         os.kill(process.pid, signal.SIGSTOP)
         assert run.read_state().status == "running"
-        process.kill()
 
 
 def test_many_writers_lose_no_line(run):
-    processes = [start(APPENDER, str(run.path), str(number)) for number in range(4)]
-    for process in processes:
-        with process:
+    with contextlib.ExitStack() as stack:
+        writers = [started(APPENDER, str(run.path), str(number)) for number in range(4)]
+        for process in [stack.enter_context(writer) for writer in writers]:
             assert process.wait(timeout=60) == 0
     events = list(run.events())
     assert len(events) == 4 * 300
@@ -111,7 +117,7 @@ def test_many_writers_lose_no_line(run):
 @pytest.mark.parametrize("delay", range(5))
 def test_a_reader_never_sees_a_half_written_file_even_after_a_kill(run, delay):
     file = run.path / "data.json"
-    with start(REWRITER, str(run.path)) as process:
+    with started(REWRITER, str(run.path)) as process:
         wait_until_ready(process)
         for _ in range(10 + 7 * delay):
             assert len(set(json.loads(file.read_bytes()))) == 1
@@ -123,7 +129,7 @@ def test_a_reader_never_sees_a_half_written_file_even_after_a_kill(run, delay):
 def test_a_full_disk_keeps_the_old_file_and_names_the_remedy(run):
     run.write_state(RunState("finished"))
     before = (run.path / "state.json").read_bytes()
-    with start(FULL_DISK, str(run.path)) as process:
+    with started(FULL_DISK, str(run.path)) as process:
         out, _ = process.communicate(timeout=60)
     assert process.returncode == 0
     assert len(out.splitlines()) == 2
