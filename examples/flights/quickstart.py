@@ -1,4 +1,5 @@
 """From raw tables to a trained, tracked and tested model; `make quickstart` runs this.
+Run `python quickstart.py [FOLDER]`; the data go there, the runs into `runs`.
 
 Prepares the flights, trains on two workers, shows the scores and a few predictions, then trains
 the same job with one worker and with three and compares the weights bit for bit.
@@ -20,7 +21,6 @@ from rich.table import Table
 import farandole as fa
 
 HERE = Path(__file__).parent
-DATA = HERE / "data" / "flights"
 TRAIN = HERE / "train.py"
 NUM_PREDICTIONS = 6
 
@@ -81,10 +81,10 @@ def relative(path: Path) -> str:
     return os.path.relpath(path)
 
 
-def main() -> None:
-    """Run the whole of it, and fail if the weights differ."""
+def main(folder: Path) -> None:
+    """Run the whole of it, with the data in a folder, and fail if the weights differ."""
     started = time.monotonic()
-    data = prepare(DATA)
+    data = prepare(folder)
     num_rows = sum(pq.read_metadata(file).num_rows for file in data.rglob("*.parquet"))
     console.print(f"{num_rows:,} flights in {relative(data)}")
 
@@ -116,4 +116,4 @@ try next
 
 
 if __name__ == "__main__":
-    main()
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else HERE / "data" / "flights")

@@ -31,7 +31,11 @@ class LateFlight(nn.Module):
     """Embeddings of the categories beside the numbers, through a small MLP, to a logit."""
 
     def __init__(
-        self, num_features: int, cardinalities: Sequence[int], width: int = 128, dropout: float = 0.1
+        self,
+        num_features: int,
+        cardinalities: Sequence[int],
+        width: int = 128,
+        dropout: float = 0.1,
     ) -> None:
         super().__init__()
         sizes = [min(16, 1 + cardinality // 2) for cardinality in cardinalities]
@@ -92,7 +96,7 @@ def train(
             scheduler.step()
             optimizer.zero_grad()
             job.log(loss=loss)
-        evaluation = job.evaluate(judge, holdout, batch_size=16384)
+        evaluation = job.evaluate(judge, holdout, batch_size=16384, name="holdout")
         labels = evaluation.rows["label"]
         scores = {
             "holdout_log_loss": evaluation.metrics["loss"],

@@ -5,8 +5,10 @@ import re
 from pathlib import Path
 
 import pytest
+import typer
 from pydantic import BaseModel
 
+from farandole.cli import app
 from farandole.config import NUMERICS, JobConfig
 
 ROOT = Path(__file__).parents[2]
@@ -26,10 +28,8 @@ def rows(model: type[BaseModel], prefix: str = "") -> list[str]:
             lines += rows(kind, f"{name}.")
             continue
         default = info.get_default(call_default_factory=True)
-        if info.is_required():
-            shown = "required"
-        else:
-            shown = "none" if default is None else f"`{default}`"
+        shown = "none" if default is None else f"`{default}`"
+        shown = "required" if info.is_required() else shown
         text = (info.description or "").replace(" (numerics)", "")
         numerics = " *numerics*" if prefix + name in NUMERICS else ""
         lines.append(f"| `{prefix}{name}` | {shown} | {text}{numerics} |")
@@ -66,3 +66,30 @@ def test_diff_turns_one_loop_into_another():
     ast.parse(after)
     assert "fa." not in before
     assert "loss.backward()" not in after
+
+
+def commands() -> list[str]:
+    """Return every `farandole` command line in the pages and the quickstart's last words."""
+    text = "\n".join(page.read_text() for page in PAGES)
+    blocks = re.findall(r"```\n(.*?)```", text, flags=re.DOTALL)
+    quickstart = (ROOT / "examples/flights/quickstart.py").read_text()
+    lines = "\n".join([*blocks, quickstart.replace(".venv/bin/", "")]).splitlines()
+    lines = [line.strip().partition(" #")[0] for line in lines]
+    return sorted({line for line in lines if line.startswith("farandole ")})
+
+
+@pytest.mark.parametrize("line", commands())
+def test_commands_have_the_options_that_pages_give_them(line):
+    group = typer.main.get_command(app)
+    name, *arguments = line.split()[1:]
+    assert name in group.commands
+    known = {option for parameter in group.commands[name].params for option in parameter.opts}
+    for option in (argument for argument in arguments if argument.startswith("-")):
+        assert option in known
+
+
+def test_every_command_is_told_of():
+    names = {line.split()[1] for line in commands()}
+    text = "\n".join(page.read_text() for page in PAGES)
+    for name in typer.main.get_command(app).commands:
+        assert name in names or f"`farandole {name}" in text, name

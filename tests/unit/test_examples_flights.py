@@ -89,7 +89,9 @@ def test_files_are_the_same_bytes_again_and_nothing_else_is_left(prepare, folder
         assert (again / file.relative_to(folder)).read_bytes() == file.read_bytes()
 
 
-def test_a_failure_leaves_nothing_behind(prepare, tmp_path, monkeypatch):
+def test_a_failure_leaves_nothing_behind(prepare, table, tmp_path, monkeypatch):
+    monkeypatch.setattr(prepare, "joined", lambda: table)
+
     def fail(*args, **kwargs):
         raise OSError("No space left on device")
 
