@@ -598,3 +598,14 @@ def test_columns_of_one_name_are_refused_where_they_are_read(tmp_path: Path) -> 
     assert ParquetDataset(tmp_path, columns=["b"]).num_rows == 1
     with pytest.raises(DataError, match="several columns 'a'"):
         ParquetDataset(tmp_path, columns=["a"]).validate()
+
+
+def test_a_store_that_cannot_be_listed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    import farandole.data.files as files
+
+    def fail(*arguments: Any) -> None:
+        raise PermissionError("access denied")
+
+    monkeypatch.setattr(files, "_expand", fail)
+    with pytest.raises(DataError, match="somewhere: cannot be listed: access denied"):
+        ParquetDataset("somewhere").validate()

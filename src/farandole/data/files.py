@@ -54,7 +54,11 @@ def find_files(
             problem = "is not on the same file system as the paths before it"
             raise DataError(path=name, problem=problem, remedy="use one file system")
         filesystem = this
-        found.update(_expand(this, path, name))
+        try:
+            found.update(_expand(this, path, name))
+        except (OSError, pa.ArrowException) as error:
+            problem, remedy = f"cannot be listed: {error}", "check the address and your rights"
+            raise DataError(path=name, problem=problem, remedy=remedy) from error
     assert filesystem is not None
     ordered = sorted(found, key=lambda path: path.split("/"))
     partitions = _partitions(ordered) if hive else [{} for _ in ordered]

@@ -188,7 +188,9 @@ class LaneReader:
     """The windows of some slots' lanes, from which each step's rows are gathered.
 
     One window of each lane is in memory, in one block: lane `i` of the reader has the rows
-    from ``base[i]`` on, its window covers the places ``[start[i], stop[i])`` of the lane.
+    from ``base[i]`` on, its window covers the places ``[start[i], stop[i])`` of the lane. A
+    window is permuted as soon as it is decoded, while it is in the processor's cache; the
+    gathering of a step then copies short runs.
 
     Parameters
     ----------
@@ -213,7 +215,7 @@ class LaneReader:
         self._start = np.zeros(len(self._lanes), np.int64)
         self._stop = np.zeros(len(self._lanes), np.int64)
         self._block = layout.empty(num_rows)
-        self._order = np.empty(num_rows, np.intp)
+        self._decoded = layout.empty(max(lengths, default=0))
 
     def close(self) -> None:
         """Close all files."""
@@ -235,7 +237,7 @@ class LaneReader:
         for lane in np.flatnonzero(outside & (at < stop)).tolist():
             self._load(lane, int(at[lane]))
         if (stop <= np.maximum(self._stop, at)).all():
-            return self._block.take(self._order[self._places(at, stop)])
+            return self._block.take(self._places(at, stop))
         return self._gather_over_windows(at, stop)
 
     def _gather_over_windows(self, at: Ints, stop: Ints) -> RowBlock:
@@ -245,7 +247,7 @@ class LaneReader:
         out = self._layout.empty(int(sizes.sum()))
         while True:
             until = np.maximum(np.minimum(stop, self._stop), at)
-            sources = self._order[self._places(at, until)]
+            sources = self._places(at, until)
             rows = _runs(targets, until - at)
             for source, target in zip(self._block.arrays(), out.arrays(), strict=True):
                 target[rows] = source.take(sources, axis=0)
@@ -263,12 +265,14 @@ class LaneReader:
         """Read the window that holds a place of a lane."""
         lane, base = self._lanes[index], int(self._base[index])
         window, start, stop = self._plan.window_at(lane, position)
-        at = base
+        num_rows = 0
         for piece in self._plan.window_pieces(lane, start, stop):
-            self._rows[index].copy(piece, self._block, at)
-            at += piece[2] - piece[1]
-        order = self._plan.window_order(lane, window, stop - start)
-        np.add(order, base, out=self._order[base:at])
+            self._rows[index].copy(piece, self._decoded, num_rows)
+            num_rows += piece[2] - piece[1]
+        order = self._plan.window_order(lane, window, num_rows)
+        for source, target in zip(self._decoded.arrays(), self._block.arrays(), strict=True):
+            # Without a mode, take would go through a buffer of its own.
+            source.take(order, axis=0, out=target[base : base + num_rows], mode="clip")
         self._start[index], self._stop[index] = start, stop
 
 
