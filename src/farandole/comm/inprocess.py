@@ -49,6 +49,9 @@ class _World:
     ) -> Any:
         """Wait until all ranks are in the call; the last one computes everyone's result."""
         with self._changed:
+            if rank in self._ended:
+                reason = self._aborted.get(rank, "this rank has closed its connections")
+                raise PeerLostError(rank=rank, peer=None, during=operation, reason=reason)
             call = self._calls.setdefault(sequence, _Call())
             call.operations[rank] = operation
             call.values[rank] = value
@@ -100,7 +103,7 @@ class _World:
         if call.error is not None:
             return copy.copy(call.error)
         missing = [r for r in range(self.size) if r not in call.values]
-        lost = [r for r in missing if r in self._ended]
+        lost = [r for r in self._ended if r in missing]  # the first to end comes first
         if rank in self._aborted:
             peer, reason = missing[0] if missing else None, self._aborted[rank]
         elif lost:
@@ -227,7 +230,7 @@ class InProcessComm:
         return InProcessReducer(self, f"exchange of reducer {self._num_reducers - 1}", layout)
 
     def abort(self, reason: str) -> None:
-        """Break the collectives: all ranks' calls raise `PeerLostError`. From any thread."""
+        """Break the collectives: pending and later calls raise `PeerLostError`. From any thread."""
         self._world.abort(self._rank, reason)
 
     def kill(self) -> None:

@@ -98,7 +98,6 @@ class Mesh:
         self._operation = b""
         self._error: FarandoleError | None = None
         self._abort_reason: str | None = None
-        self._closed = False
         _open_meshes.add(self)
 
     # --- operations -----------------------------------------------------------------------
@@ -109,9 +108,8 @@ class Mesh:
             raise self._error
         self._sequence += 1
         self._operation = operation
-        if self._closed or self._abort_reason is not None:
-            reason = self._abort_reason or "this rank has closed its connections"
-            self.fail(self._lost(None, reason))
+        if self._abort_reason is not None:
+            self.fail(self._lost(None, self._abort_reason))
 
     def send(self, number: int, payload: bytes = b"", fd: int | None = None) -> None:
         """Send a message of the operation to every peer. Does not block.
@@ -215,14 +213,16 @@ class Mesh:
 
     def close(self) -> None:
         """Say goodbye and close the sockets."""
-        if not self._closed:
-            self._closed = True
+        if self in _open_meshes:
             self._tell(_LEFT)
             self._drop()
 
     def _drop(self) -> None:
         _open_meshes.discard(self)
+        self._abort_reason = self._abort_reason or "this rank has closed its connections"
         for link in self._links.values():
+            if link.end is None:
+                self._end(link, (link.peer, self._abort_reason))
             link.close()
 
     def _tell(self, kind: int, payload: bytes = b"") -> None:

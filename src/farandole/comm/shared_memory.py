@@ -174,7 +174,7 @@ class SharedMemoryReducer:
                     self._peer_ready[peer] = message.number
                 else:
                     self._records[peer] = message.payload
-        num_complete = min(self._num_ready, *self._peer_ready.values())
+        num_complete = min((self._num_ready, *self._peer_ready.values()))
         while self._num_added < num_complete:
             self._work[self._num_added].do()
             self._num_added += 1
@@ -347,7 +347,7 @@ class SharedMemoryComm:
                 os.close(fd)
 
     def abort(self, reason: str) -> None:
-        """Break the connections: all ranks' calls raise `PeerLostError`. From any thread."""
+        """Break the connections: pending and later calls raise `PeerLostError`. From any thread."""
         self._mesh.abort(reason)
 
     def close(self) -> None:
