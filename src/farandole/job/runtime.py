@@ -26,6 +26,7 @@ from farandole.comm.single import SingleComm
 from farandole.config import JobConfig
 from farandole.errors import CheckpointError, JobStoppedError, MembershipError
 from farandole.job.ends import Completion, Failure, write_completion, write_failure
+from farandole.job.keeper import StateKeeper
 from farandole.job.recorder import Recorder
 from farandole.job.rundir import RunDir
 from farandole.job.session import Job
@@ -92,15 +93,13 @@ def _run_function(
         checkpointer.restore_best(about)
     if comm.rank == 0:
         _compare_numerics(recorder, numerics, members, about.get("numerics"))
-    job = Job(
-        config,
-        comm,
-        recorder,
-        device=device,
+    keeper = StateKeeper(
+        run.checkpoints,
         checkpointer=checkpointer,
         restored=restored,
-        numerics=numerics.to_dict(),
+        about={"numerics": numerics.to_dict(), "slots": config.slots, "seed": config.seed},
     )
+    job = Job(config, comm, recorder, device=device, keeper=keeper)
     stack.enter_context(closing(job))
     signal.signal(signal.SIGTERM, lambda number, frame: job.request_stop("asked to stop"))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the launcher's affair

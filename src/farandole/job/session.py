@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 
 from farandole.config import JobConfig
-from farandole.errors import CheckpointError, JobStoppedError, MismatchError, UsageError
+from farandole.errors import JobStoppedError, UsageError
 from farandole.job.batch import Batch
 from farandole.job.evaluation import (
     Evaluation,
@@ -23,6 +22,7 @@ from farandole.job.evaluation import (
     write_rows,
 )
 from farandole.job.gates import gate_optimizer, gate_scheduler
+from farandole.job.likeness import check_alike
 from farandole.job.loader import Loader
 from farandole.job.metrics import StepMetrics, combine
 from farandole.job.position import Position
@@ -33,7 +33,7 @@ from farandole.plan.slots import slots_of
 from farandole.strategies.allreduce import AllReduce
 
 if TYPE_CHECKING:
-    from farandole.checkpoint.checkpointer import Checkpointer
+    from farandole.job.keeper import StateKeeper
     from farandole.job.recorder import Recorder
     from farandole.protocols import Comm, Dataset
 
@@ -61,18 +61,14 @@ class Job:
         recorder: Recorder,
         *,
         device: torch.device,
-        checkpointer: Checkpointer | None = None,
-        restored: Mapping[str, Any] | None = None,
-        numerics: Mapping[str, Any] | None = None,
+        keeper: StateKeeper,
     ) -> None:
         self.config = config
         self.device = device
-        self.step = 0
+        self.step = keeper.step
         self.metrics: dict[str, float] = {}
         self._comm = comm
         self._recorder = recorder
-        self._checkpointer = checkpointer
-        self._numerics = dict(numerics or {})
         self._state = StepState()
         self._owned_slots = slots_of(comm.rank, comm.world_size, config.slots)
         # What is computed at once and added in the tree. With fast reduction, whose bits are
@@ -81,14 +77,10 @@ class Job:
         self._num_leaves = config.slots if exact else comm.world_size
         self._microslots: Sequence[int] = self._owned_slots if exact else [comm.rank]
         self._strategy: AllReduce | None = None
-        self._parts: dict[str, Any] = {}
-        self._restored = dict(restored) if restored else {}
-        self._position = Position()
+        self._keeper = keeper
+        self._position = keeper.position
         self._loader_index = 0
         self._in_epochs = False
-        if self._restored:
-            self.step = self._restored["step"]
-            self._position = Position(**self._restored["position"])
         self._step_metrics = StepMetrics()
         self._pending: tuple[dict[str, Any], dict[str, Any]] | None = None
         self._stop_request: str | None = None
@@ -100,7 +92,7 @@ class Job:
 
     @property
     def rank(self) -> int:
-        """This worker's rank. The result must not depend on it."""
+        """The rank of this worker. The result must not depend on it."""
         return self._comm.rank
 
     @property
@@ -191,7 +183,7 @@ class Job:
                 problem=f"the optimizer function returned a {type(made).__name__}",
                 remedy="return a torch.optim.Optimizer",
             )
-        self._check_alike(model, made)
+        check_alike(self._comm, model, made)
         self._strategy = AllReduce(
             self._comm,
             num_slots=self._num_leaves,
@@ -200,16 +192,16 @@ class Job:
             bucket_bytes=self.config.bucket_bytes,
         )
         self._strategy.attach(model, allow_unused=allow_unused)
-        if not self._restored:
+        if not self._keeper.resumed:
             tensors = [t.detach() for t in (*model.parameters(), *model.buffers())]
             self._comm.broadcast("initial weights", tensors)
-        self._add_part("model", model)
-        self._add_part("optimizer", made)
+        self._keeper.add("model", model)
+        self._keeper.add("optimizer", made)
         gate_optimizer(made, self._state)
         if scheduler is None:
             return model, made
         schedule = scheduler(made)
-        self._add_part("scheduler", schedule)
+        self._keeper.add("scheduler", schedule)
         gate_scheduler(schedule, self._state)
         return model, made, schedule
 
@@ -230,30 +222,6 @@ class Job:
                 remedy="pass a function that makes it: lambda params: AdamW(params, lr=1e-3)",
             )
 
-    def _check_alike(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Compare models and optimizers over the workers."""
-        lines = [
-            f"parameter {name}: {tuple(p.shape)} {p.dtype} trainable={p.requires_grad}"
-            for name, p in model.named_parameters()
-        ]
-        lines += [f"buffer {n}: {tuple(b.shape)} {b.dtype}" for n, b in model.named_buffers()]
-        lines += [f"optimizer {type(optimizer).__name__}: {len(optimizer.param_groups)} groups"]
-        digest = hashlib.sha256("\n".join(lines).encode()).digest()
-        digests = self._comm.all_gather("model digest", digest)
-        if all(other == digests[0] for other in digests):
-            return
-        described = self._comm.all_gather("model", "\n".join(lines).encode())
-        other = next(rank for rank, digest in enumerate(digests) if digest != digests[0])
-        mine, theirs = (described[rank].decode().splitlines() for rank in (0, other))
-        length = max(len(mine), len(theirs))
-        pairs = zip(
-            mine + ["nothing"] * (length - len(mine)),
-            theirs + ["nothing"] * (length - len(theirs)),
-            strict=True,
-        )
-        first, second = next(pair for pair in pairs if pair[0] != pair[1])
-        raise MismatchError(what="the model", rank=0, other_rank=other, mine=first, theirs=second)
-
     def register(self, name: str, part: Any) -> Any:
         """Add state to the checkpoints (an average of weights, a curriculum); return `part`.
 
@@ -270,27 +238,8 @@ class Job:
                 problem=f"job.register got a {type(part).__name__}",
                 remedy="give it state_dict() and load_state_dict(state)",
             )
-        self._add_part(f"extra.{name}", part)
+        self._keeper.add(f"extra.{name}", part)
         return part
-
-    def _add_part(self, key: str, part: Any) -> None:
-        if key in self._parts:
-            raise UsageError(
-                problem=f"{key.removeprefix('extra.')!r} is registered already",
-                remedy="give each part its own name",
-            )
-        self._parts[key] = part
-        if not self._restored:
-            return
-        try:
-            part.load_state_dict(self._restored["parts"][key])
-        except (KeyError, RuntimeError, ValueError) as error:
-            reason = f"has no state for {key}" if isinstance(error, KeyError) else str(error)
-            raise CheckpointError(
-                path=str(self._recorder.run.checkpoints),
-                problem=f"does not fit the training function: {reason}",
-                remedy="resume with the function that wrote it, or start a new job",
-            ) from error
 
     # --- the loops --------------------------------------------------------------------------
 
@@ -471,13 +420,10 @@ class Job:
         if self._comm.world_size == 1:
             self._record_step([self._pending[1]])
             self._stop_agreed = self._stop_request
-        if self._checkpointer is not None and self._checkpointer.due(self.step):
-            self._save_checkpoint()
+        self._keeper.save_if_due(self.step, self._position)
         if self._stop_agreed is not None:
             self._flush_metrics()
-            if self._checkpointer is not None:
-                self._save_checkpoint()
-                self._checkpointer.wait()
+            self._keeper.save(self.step, self._position, wait=True)
             raise JobStoppedError(step=self.step, reason=self._stop_agreed)
 
     def _leave_loader(self, *, whole: bool) -> None:
@@ -579,7 +525,8 @@ class Job:
             of workers.
         """
         self._state.check_outside("job.evaluate")
-        with evaluating(self._parts.get("model")):
+        step = self.step + self._state.inside  # inside, the step at hand is taken already
+        with evaluating(self._keeper.part("model")):
             evaluation = evaluate(
                 function,
                 dataset,
@@ -588,38 +535,22 @@ class Job:
                 comm=self._comm,
                 device=self.device,
                 seed=self.config.seed,
-                step=self.step,
+                step=step,
             )
         self._seed_between_steps()
         metrics = evaluation.metrics
         self.metrics.update({f"{name}/{key}": value for key, value in metrics.items()})
-        self._recorder.metrics("evaluation", self.step, metrics, name=name, epoch=self.epoch)
+        self._recorder.metrics("evaluation", step, metrics, name=name, epoch=self.epoch)
         if self._recorder.active and evaluation.rows:
             write_rows(evaluation, self._recorder.run.evaluations / f"{name}.parquet")
-        self._keep_best(evaluation)
+        if not self._state.inside:
+            self._keeper.keep_best(self.step, self._position, name, metrics)
         return evaluation
-
-    def _keep_best(self, evaluation: Evaluation) -> None:
-        checkpointer = self._checkpointer
-        if checkpointer is not None and not self._state.inside:
-            for key, value in evaluation.metrics.items():
-                if checkpointer.improves(f"{evaluation.name}/{key}", value):
-                    self._save_checkpoint(best=True)
-
-    def _save_checkpoint(self, *, best: bool = False) -> None:
-        assert self._checkpointer is not None
-        state = {
-            "step": self.step,
-            "position": asdict(self._position),
-            "parts": {key: part.state_dict() for key, part in self._parts.items()},
-        }
-        about = {"numerics": self._numerics, "slots": self.config.slots, "seed": self.config.seed}
-        self._checkpointer.save(self.step, state, about, best=best)
 
     def save(
         self,
         model: torch.nn.Module,
-        example: Sequence[torch.Tensor],
+        example: Batch | Sequence[torch.Tensor],
         *,
         preprocessor: Any = None,
     ) -> None:
@@ -629,8 +560,8 @@ class Job:
         ----------
         model : torch.nn.Module
             What predicts: the prepared model, or one that wraps it (with a sigmoid, say).
-        example : sequence of Tensor
-            The arguments of one call; their first dimension is the number of rows.
+        example : Batch or sequence of Tensor
+            The arguments of one call. Of a batch: its features, its categories, or both.
         preprocessor : Preprocessor, optional
             Saved with the model, which then predicts from raw columns.
         """
@@ -638,6 +569,8 @@ class Job:
 
         self._state.check_outside("job.save")
         if self._recorder.active:
+            if isinstance(example, Batch):
+                example = [t for t in (example.features, example.categories) if t is not None]
             with evaluating(model):
                 save_model(self._recorder.run.model, model, tuple(example), preprocessor)
             self._recorder.event("model", path=str(self._recorder.run.model))
@@ -652,17 +585,14 @@ class Job:
     def finish(self) -> None:
         """Check that all loops were read to their end, and write the last checkpoint."""
         self._state.check_outside("the end of the training function")
-        if self._checkpointer is not None and self._parts:
-            self._save_checkpoint()
-            self._checkpointer.wait()
+        self._keeper.save(self.step, self._position, wait=True)
 
     def close(self) -> None:
         """Free what the job holds, also after an error. Waits for a checkpoint being written."""
         if self._strategy is not None:
             self._strategy.close()
             self._strategy = None
-        if self._checkpointer is not None:
-            self._checkpointer.close()
+        self._keeper.close()
 
 
 __all__ = ["Batch", "Job"]

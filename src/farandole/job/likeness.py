@@ -1,0 +1,47 @@
+"""Whether all workers train the same model."""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+
+from farandole.errors import MismatchError
+from farandole.protocols import Comm
+
+
+def check_alike(comm: Comm, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Compare names, shapes and dtypes over the workers. Blocks; every rank must call it.
+
+    Raises
+    ------
+    MismatchError
+        On every rank, with the first difference.
+    """
+    lines = _describe(model, optimizer)
+    digests = comm.all_gather("model digest", hashlib.sha256("\n".join(lines).encode()).digest())
+    if all(digest == digests[0] for digest in digests):
+        return
+    described = comm.all_gather("model", "\n".join(lines).encode())
+    other = next(rank for rank, digest in enumerate(digests) if digest != digests[0])
+    first, second = _first_difference(described[0], described[other])
+    raise MismatchError(what="the model", rank=0, other_rank=other, mine=first, theirs=second)
+
+
+def _describe(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[str]:
+    lines = [
+        f"parameter {name}: {tuple(p.shape)} {p.dtype} trainable={p.requires_grad}"
+        for name, p in model.named_parameters()
+    ]
+    lines += [f"buffer {name}: {tuple(b.shape)} {b.dtype}" for name, b in model.named_buffers()]
+    lines.append(f"optimizer {type(optimizer).__name__} of {len(optimizer.param_groups)} groups")
+    return lines
+
+
+def _first_difference(left: bytes, right: bytes) -> tuple[str, str]:
+    lines, others = left.decode().splitlines(), right.decode().splitlines()
+    for line, other in zip(lines, others, strict=False):
+        if line != other:
+            return line, other
+    longer = max(lines, others, key=len)[min(len(lines), len(others))]
+    return (longer, "nothing") if len(lines) > len(others) else ("nothing", longer)
