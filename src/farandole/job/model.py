@@ -118,7 +118,8 @@ def _write_program(folder: Path, model: torch.nn.Module, example: tuple[Tensor, 
             torch.export.save(program, folder / PROGRAM)
         except Exception as error:
             (folder / PROGRAM).unlink(missing_ok=True)
-            _log.warning("the model is saved as a pickle, since torch.export refused it: %s", error)
+            reason = str(error).partition("\n")[0]
+            _log.warning("the model is saved as a pickle: torch.export refused it (%s)", reason)
             (folder / PICKLE).write_bytes(cloudpickle.dumps(model))
     finally:
         model.to(device)
@@ -171,8 +172,8 @@ def _named_outputs(result: Any) -> dict[str, np.ndarray]:
             remedy="let it return a tensor, or a tuple or dict of tensors",
         )
     return {
-        str(name): (value.float() if value.dtype is torch.bfloat16 else value).cpu().numpy()
-        for name, value in result.items()
+        str(name): (v.float() if v.dtype is torch.bfloat16 else v).detach().cpu().numpy()
+        for name, v in result.items()
     }
 
 
