@@ -89,9 +89,13 @@ class ArrayDataset:
         """Rows."""
         return self._rows.num_rows
 
-    @cached_property
+    @property
     def fingerprint(self) -> str:
         """Hex digest over all values."""
+        return self._digest
+
+    @cached_property
+    def _digest(self) -> str:
         digest = hashlib.sha256(str(self._shard_rows).encode())
         for array in self._rows.arrays():
             digest.update(f"{array.dtype} {array.shape}".encode())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import posixpath
 import threading
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
@@ -48,6 +49,23 @@ class _Index:
     layout: Layout
     source: ShardSource
     cache: ShardCache
+    filters: str
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Hex digest of all that decides which rows there are."""
+        files = self.reader.files
+        base = posixpath.commonpath([posixpath.dirname(file.path) for file in files])
+        content = {
+            "files": [
+                [posixpath.relpath(file.path, base), file.size_bytes, dict(file.partition)]
+                for file in files
+            ],
+            "shards": [[shard.file, shard.group, shard.num_rows] for shard in self.shards],
+            "schema": [[name, str(kind)] for name, kind in self.reader.types.items()],
+            "filters": self.filters,
+        }
+        return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
 class ParquetDataset:
@@ -127,14 +145,10 @@ class ParquetDataset:
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy in another process reads the footers itself.
-        return {
-            name: value
-            for name, value in self.__dict__.items()
-            if name not in ("_lock", "_made", "fingerprint")
-        }
+        return {**self.__dict__, "_lock": None, "_made": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _made=None, _lock=threading.Lock())
+        self.__dict__.update(state, _lock=threading.Lock())
 
     # --- what there is --------------------------------------------------------------------
 
@@ -163,25 +177,10 @@ class ParquetDataset:
         """Width of the feature matrix."""
         return self._index().layout.num_features
 
-    @cached_property
+    @property
     def fingerprint(self) -> str:
         """Hex digest over files (path below the data set, size), rows, types and filters."""
-        index = self._index()
-        reader = index.reader
-        folders = [file.path.split("/")[:-1] for file in reader.files]
-        common = 0
-        while all(len(f) > common and f[common] == folders[0][common] for f in folders):
-            common += 1
-        content = {
-            "files": [
-                ["/".join(file.path.split("/")[common:]), file.size_bytes, dict(file.partition)]
-                for file in reader.files
-            ],
-            "shards": [[shard.file, shard.group, shard.num_rows] for shard in index.shards],
-            "schema": [[name, str(kind)] for name, kind in reader.types.items()],
-            "filters": str(as_expression(self._filters)),
-        }
-        return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+        return self._index().fingerprint
 
     def _index(self) -> _Index:
         with self._lock:
@@ -209,7 +208,8 @@ class ParquetDataset:
             has_nulls=has_nulls,
         )
         source = ShardSource(reader, shards, layout)
-        return _Index(reader, shards, layout, source, ShardCache(source, self._buffer_bytes))
+        cache = ShardCache(source, self._buffer_bytes)
+        return _Index(reader, shards, layout, source, cache, str(filters))
 
     # --- reading --------------------------------------------------------------------------
 
