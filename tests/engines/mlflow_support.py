@@ -109,11 +109,14 @@ class Harness:
             status=run.info.status.lower(),
             params=run.data.params,
             tags=run.data.tags,
-            metrics={key: self._history(run_id, key) for key in run.data.metrics},
+            metrics={key: self.history(run_id, key) for key in run.data.metrics},
             artifacts=frozenset(self._files(run_id, "")),
         )
 
-    def _history(self, run_id: str, key: str) -> list[tuple[int, float]]:
+    def status(self, run_id: str) -> str:
+        return self.client.get_run(run_id).info.status.lower()
+
+    def history(self, run_id: str, key: str) -> list[tuple[int, float]]:
         points = self.client.get_metric_history(run_id, key)
         return sorted(((p.step, p.value) for p in points), key=lambda pair: pair[0])
 
