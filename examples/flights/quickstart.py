@@ -45,7 +45,8 @@ def show_scores(result: fa.Result) -> None:
 def show_predictions(model_folder: Path, data: Path) -> None:
     """Load the saved model and predict a few flights of December from their raw columns."""
     month = pq.read_table(data / "month=12" / "part-0.parquet", partitioning=None)
-    flights = month.take(range(0, month.num_rows, month.num_rows // NUM_PREDICTIONS))
+    spread = [month.num_rows * place // NUM_PREDICTIONS for place in range(NUM_PREDICTIONS)]
+    flights = month.take(spread)
     chances = fa.load_model(model_folder).predict(flights)["late"]
     table = Table("flight", "from", "to", "leaves", "delay at departure", "chance", "late")
     for flight, chance in zip(flights.to_pylist(), chances, strict=True):
@@ -63,7 +64,7 @@ def show_predictions(model_folder: Path, data: Path) -> None:
 
 def weights_digest(result: fa.Result) -> str:
     """Return the SHA-256 of the saved weights."""
-    return hashlib.sha256((result.model / "weights.safetensors").read_bytes()).hexdigest()
+    return hashlib.sha256((result.model / "weights.pt").read_bytes()).hexdigest()
 
 
 def compare_weights(results: dict[int, fa.Result]) -> bool:
