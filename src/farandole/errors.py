@@ -287,6 +287,13 @@ class WorkerFailedError(FarandoleError):
     reason: str
     log_path: str
     traceback: str | None = None
+    user_error: bool = False
+    """Whether input was wrong, as only a worker could see."""
+
+    @property
+    def exit_code(self) -> int:
+        """As of a `UserError` if it was one."""
+        return 2 if self.user_error else 1
 
     def describe(self) -> str:
         """Print the traceback if there is one, then one line on the failure and its log."""

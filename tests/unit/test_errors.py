@@ -11,6 +11,7 @@ from farandole.errors import ConfigProblem, FarandoleError, UserError
 VALUES = {
     "str": "some text",
     "int": 3,
+    "bool": False,
     "int | None": None,
     "str | None": None,
     "tuple[str, ...]": ("one", "two"),
@@ -62,3 +63,8 @@ def test_the_nearest_name_is_offered():
     error = errors.UnknownNameError(kind="engine", name="locl", known=("local", "ray"))
     assert "did you mean 'local'?" in str(error)
     assert errors.nearest("zzz", ["local"]) is None
+
+
+def test_input_that_only_a_worker_could_judge_has_the_exit_code_of_bad_input():
+    error = example(errors.WorkerFailedError)
+    assert type(error)(**{**error.fields(), "user_error": True}).exit_code == 2

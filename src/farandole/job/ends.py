@@ -5,12 +5,18 @@ from __future__ import annotations
 import json
 import time
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from farandole import topology
-from farandole.errors import FarandoleError, PeerLostError
+from farandole.errors import (
+    CheckpointError,
+    FarandoleError,
+    MembershipError,
+    PeerLostError,
+    UserError,
+)
 from farandole.job.rundir import RunDir, write_atomic
 
 
@@ -53,7 +59,7 @@ class Failure:
             time=time.time(),
             reason=reason,
             traceback=_traceback(error),
-            follows=isinstance(error, PeerLostError),
+            follows=any(isinstance(e, PeerLostError) for e in _chain(error)),
             user_error=own and error.exit_code == 2,
         )
 
@@ -71,13 +77,27 @@ class Completion:
 def _last_line(error: BaseException) -> str:
     if isinstance(error, SystemExit):
         return f"it ended itself with sys.exit({error.code!r}) before its function returned"
-    if isinstance(error, MemoryError):
+    if _is_out_of_memory(error):
         return "it ran out of memory; use a smaller batch, accumulate=N, or fewer workers"
     return "".join(traceback.format_exception_only(error)).strip()
 
 
+def _is_out_of_memory(error: BaseException) -> bool:
+    # Of a GPU's memory torch says so by the type, of the host's by the text alone.
+    by_type = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    return by_type or (isinstance(error, RuntimeError) and "can't allocate memory" in str(error))
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an error and what it was made of: a training function may wrap what it catches."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
 def _traceback(error: BaseException) -> str | None:
-    if isinstance(error, SystemExit):
+    # These say all that there is to know; where they were raised does not matter.
+    if isinstance(error, SystemExit | UserError | CheckpointError | MembershipError):
         return None
     return "".join(traceback.format_exception(error))
 

@@ -411,6 +411,7 @@ def _to_error(failure: Failure, run: RunDir) -> WorkerFailedError:
         reason=failure.reason,
         log_path=str(run.worker_log(failure.worker_id)),
         traceback=failure.traceback,
+        user_error=failure.user_error,
     )
 
 
