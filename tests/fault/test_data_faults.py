@@ -89,7 +89,7 @@ def test_files_threads_and_memory_are_freed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("end", ["pass", "sys.exit(3)", "raise RuntimeError('the end')"])
 def test_a_process_that_ends_while_reading_ends_quietly(tmp_path: Path, end: str) -> None:
-    write(tmp_path / "x.parquet")
+    write(tmp_path / "x.parquet", group_rows=500)
     code = f"""
 import sys
 from farandole.data import ParquetDataset

@@ -609,3 +609,28 @@ def test_a_store_that_cannot_be_listed_is_named(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(files, "_expand", fail)
     with pytest.raises(DataError, match="somewhere: cannot be listed: access denied"):
         ParquetDataset("somewhere").validate()
+
+
+def test_decoded_row_groups_stay_within_their_budget(tmp_path: Path) -> None:
+    write(tmp_path, [400], group_rows=20)
+    dataset = ParquetDataset(tmp_path, columns=["id"], buffer_bytes=250 * 16)
+    for epoch in range(4):
+        plan = dataset.epoch_plan(seed=0, epoch=epoch, batch_size=40, num_slots=4)
+        for slot in range(4):
+            for block in dataset.read(plan, range(slot, slot + 1)):
+                assert np.array_equal(block.columns["id"], block.row_ids)
+            cache = dataset._index().cache
+            assert 100 <= sum(kept.num_rows for kept in cache._blocks.values()) <= 250
+
+
+def test_large_row_groups_are_warned_of_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write(tmp_path, [2000], group_rows=1000)
+    small = ParquetDataset(tmp_path, columns=["id"], buffer_bytes=1000)
+    read_all(small)
+    read_all(small, epoch=1)
+    (record,) = caplog.records
+    assert "decoded about 12 times an epoch; pass buffer_bytes=1 << 20" in record.getMessage()
+    read_all(ParquetDataset(tmp_path, columns=["id"], buffer_bytes=1 << 20))
+    assert len(caplog.records) == 1

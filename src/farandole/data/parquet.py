@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import posixpath
 import threading
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -25,6 +26,7 @@ from farandole.data.reader import (
     LaneReader,
     ShardCache,
     ShardSource,
+    decoding_factor,
     read_ranges,
     shards_of,
 )
@@ -38,6 +40,9 @@ _MIN_WINDOW_ROWS = 256
 _AHEAD_ROWS = 32768
 _AHEAD_BYTES = 64 << 20
 _MAX_CHUNKS = 64
+_MAX_DECODING_FACTOR = 3.0
+
+_logger = logging.getLogger("farandole.data")
 
 
 @dataclass(frozen=True)
@@ -50,6 +55,10 @@ class _Index:
     source: ShardSource
     cache: ShardCache
     filters: str
+
+    def decoded_bytes(self, shards: Iterable[int]) -> int:
+        """Return the size of some shards in memory."""
+        return sum(self.shards[shard].num_rows for shard in shards) * self.layout.row_bytes
 
     @cached_property
     def fingerprint(self) -> str:
@@ -137,6 +146,7 @@ class ParquetDataset:
         self._transform = transform
         self._preprocess = preprocess
         self._buffer_bytes = buffer_bytes
+        self._has_warned = False
         self._made: _Index | None = None
         self._lock = threading.Lock()
 
@@ -301,7 +311,11 @@ class ParquetDataset:
 
     def _steps(self, plan: EpochPlan, slots: range, start_step: int) -> Generator[list[RowBlock]]:
         index = self._index()
-        cached = index.cache.holds(shards_of(plan, plan.lanes_of(slots)))
+        lanes = plan.lanes_of(slots)
+        needed = shards_of(plan, lanes)
+        cached = index.cache.holds(needed)
+        if not cached:
+            self._warn_of_decoding(decoding_factor(plan, lanes), index.decoded_bytes(needed))
         reader = LaneReader(
             plan, slots, index.layout, lambda: index.cache if cached else Cursor(index.source)
         )
@@ -310,6 +324,18 @@ class ParquetDataset:
                 yield [transformed(block, self._transform) for block in blocks]
         finally:
             reader.close()
+
+    def _warn_of_decoding(self, factor: float, needed_bytes: int) -> None:
+        """Say once what large row groups cost."""
+        if factor > _MAX_DECODING_FACTOR and not self._has_warned:
+            self._has_warned = True
+            _logger.warning(
+                "%s: row groups are so large that each is decoded about %.0f times an epoch; "
+                "pass buffer_bytes=%d << 20, or write the files with smaller row groups",
+                self._paths,
+                factor,
+                (needed_bytes >> 20) + 1,
+            )
 
     def _ranges(self, ranges: Sequence[range]) -> Generator[list[RowBlock]]:
         index = self._index()

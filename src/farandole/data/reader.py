@@ -283,6 +283,16 @@ def shards_of(plan: EpochPlan, lanes: range) -> set[int]:
     }
 
 
+def decoding_factor(plan: EpochPlan, lanes: range) -> float:
+    """Return how often each row is decoded if every lane is a stream of its own.
+
+    A lane that starts inside a row group must decode that from its beginning.
+    """
+    rows = [plan.lane_rows(lane) for lane in lanes]
+    skipped = [plan.window_pieces(lane, 0, 1)[0][1] for lane in lanes]
+    return 1 + sum(skipped) / max(sum(rows), 1)
+
+
 def read_ranges(
     ranges: Sequence[range], source: ShardSource, rows: Rows
 ) -> Iterator[list[RowBlock]]:
