@@ -44,8 +44,7 @@ def test_quickstart(data: Path, tmp_path: Path) -> None:
     states = [json.loads((run / "state.json").read_text()) for run in runs]
     assert [state["status"] for state in states] == ["finished"] * 3
     weights = {
-        hashlib.sha256((run / "model" / "weights.pt").read_bytes()).hexdigest()
-        for run in runs
+        hashlib.sha256((run / "model" / "weights.pt").read_bytes()).hexdigest() for run in runs
     }
     assert len(weights) == 1
     assert weights.pop() in done.stdout

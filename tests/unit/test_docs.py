@@ -56,6 +56,12 @@ def test_python_examples_parse(page):
         ast.parse(code)
 
 
+def test_every_page_is_in_the_navigation():
+    listed = re.findall(r"- (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), flags=re.MULTILINE)
+    pages = [str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")]
+    assert sorted(listed) == sorted(pages)
+
+
 def test_diff_turns_one_loop_into_another():
     """Both sides of the diff are Python, and only the new one needs Farandole."""
     page = (ROOT / "docs/guide/from-a-loop.md").read_text()
