@@ -44,7 +44,7 @@ def answers(url: str) -> bool:
 
 
 @contextlib.contextmanager
-def command(argv: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+def command(argv: list[str], log: Path, **env: str) -> Iterator[None]:
     """Run a command with all its children; end all of them on the way out."""
     with log.open("ab") as output:
         process = subprocess.Popen(
@@ -52,10 +52,10 @@ def command(argv: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            env={**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
+            env={**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", **env},
         )
     try:
-        yield process
+        yield
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

@@ -8,7 +8,7 @@ import logging
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from mlflow.environment_variables import MLFLOW_TRACKING_PASSWORD, MLFLOW_TRACKI
 from mlflow.exceptions import MlflowException
 from mlflow.models import Model, ModelSignature
 from mlflow.types import ColSpec, DataType, Schema
+from mlflow.types.schema import AnyType
 
 JOB_TAG = "farandole.job"
 MODEL_TAG = "farandole.sha256"
@@ -45,6 +46,13 @@ _KNOWN_TAGS = {
     "farandole.user": "mlflow.user",
 }
 _STATUS = {"finished": "FINISHED", "failed": "FAILED", "killed": "KILLED"}
+_NUMBERS = (
+    DataType.boolean,
+    DataType.integer,
+    DataType.long,
+    DataType.float,
+    DataType.double,
+)
 _DATA_TYPES = {
     "bool": DataType.boolean,
     "int8": DataType.integer,
@@ -236,14 +244,30 @@ def save_pyfunc(model_dir: Path, path: Path, described: Model | None = None) -> 
         loader_module=LOADER,
         data_path=str(model_dir),
         mlflow_model=described,
-        signature=ModelSignature(_schema(signature["inputs"]), _schema(signature["outputs"])),
+        model_config={"allow_pickle": False},  # a default, which whoever loads it may change
+        signature=ModelSignature(
+            _schema(signature["inputs"], _input_type), _schema(signature["outputs"], _data_type)
+        ),
         pip_requirements=[f"farandole[mlflow,torch]=={farandole.__version__}"],
         **extras,
     )
 
 
-def _schema(columns: Sequence[Mapping[str, Any]]) -> Schema:
-    return Schema([ColSpec(_data_type(column["dtype"]), column["name"]) for column in columns])
+def _schema(
+    columns: Sequence[Mapping[str, Any]], type_of: Callable[[str], DataType | AnyType]
+) -> Schema:
+    return Schema([ColSpec(type_of(column["dtype"]), column["name"]) for column in columns])
+
+
+def _input_type(dtype: str) -> DataType | AnyType:
+    """Return the type of an input: any, for numbers.
+
+    MLflow refuses an int64 where a double is declared, and a double where an integer is; but a
+    column of whole numbers is the one or the other in pandas as it holds nulls or not. Our
+    models take both, and say themselves what they cannot take.
+    """
+    known = _data_type(dtype)
+    return AnyType() if known in _NUMBERS else known
 
 
 def _data_type(dtype: str) -> DataType:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import farandole
@@ -26,5 +27,7 @@ class PyfuncModel:
         )
 
 
-def _load_pyfunc(data_path: str) -> PyfuncModel:
-    return PyfuncModel(farandole.load_model(data_path))
+def _load_pyfunc(data_path: str, model_config: Mapping[str, Any] | None = None) -> PyfuncModel:
+    """Load a saved model; one that is a pickle only with ``{"allow_pickle": True}``."""
+    allow_pickle = bool((model_config or {}).get("allow_pickle", False))
+    return PyfuncModel(farandole.load_model(data_path, allow_pickle=allow_pickle))
