@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from farandole.checkpoint.tree import flatten
 from farandole.errors import CheckpointError, UsageError
 from farandole.job.position import Position
 
@@ -56,7 +57,7 @@ class StateKeeper:
         Raises
         ------
         UsageError
-            The key is taken.
+            The key is taken, or the part's state cannot be written.
         CheckpointError
             The checkpoint does not fit the part.
         """
@@ -65,6 +66,7 @@ class StateKeeper:
                 problem=f"{key.removeprefix('extra.')!r} is registered already",
                 remedy="give each part its own name",
             )
+        flatten({key: part.state_dict()})  # complains now rather than at the first checkpoint
         self._parts[key] = part
         if not self.resumed:
             return

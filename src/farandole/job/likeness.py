@@ -1,4 +1,4 @@
-"""Whether all workers train the same model."""
+"""Whether all workers do the same: train one model, on the same data."""
 
 from __future__ import annotations
 
@@ -26,6 +26,20 @@ def check_alike(comm: Comm, model: torch.nn.Module, optimizer: torch.optim.Optim
     other = next(rank for rank, digest in enumerate(digests) if digest != digests[0])
     first, second = _first_difference(described[0], described[other])
     raise MismatchError(what="the model", rank=0, other_rank=other, mine=first, theirs=second)
+
+
+def check_same(comm: Comm, what: str, mine: str) -> None:
+    """Compare one line over the workers. Blocks; every rank must call it.
+
+    Raises
+    ------
+    MismatchError
+        On every rank, with the first that differs from rank 0's.
+    """
+    lines = [line.decode() for line in comm.all_gather(what, mine.encode())]
+    for rank, line in enumerate(lines):
+        if line != lines[0]:
+            raise MismatchError(what=what, rank=0, other_rank=rank, mine=lines[0], theirs=line)
 
 
 def _describe(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[str]:

@@ -48,6 +48,11 @@ class Loader:
         self._tail: Tail = tail
         self._max_steps = max_steps
 
+    def __repr__(self) -> str:
+        options = ("batch_size", "shuffle", "accumulate", "tail", "max_steps")
+        shown = ", ".join(f"{name}={getattr(self, f'_{name}')!r}" for name in options)
+        return f"job.loader(data {self.fingerprint[:12]}, {shown})"
+
     def _plan(self, epoch: int, start_row: int) -> EpochPlan:
         return self._dataset.epoch_plan(
             seed=self._job.config.seed,

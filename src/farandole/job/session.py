@@ -22,7 +22,7 @@ from farandole.job.evaluation import (
     write_rows,
 )
 from farandole.job.gates import gate_optimizer, gate_scheduler
-from farandole.job.likeness import check_alike
+from farandole.job.likeness import check_alike, check_same
 from farandole.job.loader import Loader
 from farandole.job.metrics import StepMetrics, combine
 from farandole.job.position import Position
@@ -370,6 +370,7 @@ class Job:
         self._loader_index += 1
         if index < self._position.loader:
             return None
+        check_same(self._comm, "the loader", repr(loader))
         loader.check_data(self._position.data)
         self._position = replace(self._position, data=loader.fingerprint)
         if not self._planned:
@@ -526,6 +527,8 @@ class Job:
         """
         self._state.check_outside("job.evaluate")
         step = self.step + self._state.inside  # inside, the step at hand is taken already
+        about = f"{name!r} of data {dataset.fingerprint[:12]} by {batch_size} rows"
+        check_same(self._comm, "the data of job.evaluate", about)
         with evaluating(self._keeper.part("model")):
             evaluation = evaluate(
                 function,
