@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from farandole import topology
-from farandole.config import JobConfig, load_config
+from farandole.config import JobConfig
 from farandole.errors import FarandoleError, JobStoppedError, MissingExtraError, WorkerFailedError
 from farandole.extras import load_named
 from farandole.job.ends import Failure, clear_ends, read_completion, read_failure
 from farandole.job.progress import Display, Progress
 from farandole.job.report import write_report
 from farandole.job.rundir import RunDir, RunState, write_atomic
+from farandole.job.settings import resolve_config
 from farandole.job.target import check_function, check_target
 from farandole.job.tracking import TrackingProcess, check_tracker
 from farandole.membership.coordinator import Coordinator
@@ -110,7 +111,7 @@ def run(
             overrides.update({f"{key}.{inner}": v for inner, v in value.items()})
         else:
             overrides[key] = value
-    loaded = load_config(None if config is None else Path(config), overrides)
+    loaded = resolve_config(None if config is None else Path(config), overrides)
     function = train if callable(train) else None
     return launch(loaded, function, display=None if progress else NoDisplay())
 
