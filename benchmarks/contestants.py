@@ -1,0 +1,160 @@
+"""The loops that are timed. As a script: one rank of DDP, or of a loop that exchanges nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+from torch.nn.functional import cross_entropy
+
+import farandole as fa
+
+sys.path.insert(0, str(Path(__file__).parent))
+from workload import NUM_DISTINCT_BATCHES, WORKLOADS, Prebuilt, digest  # noqa: E402
+
+
+class Clock:
+    """Times steps, without the first ones."""
+
+    def __init__(self, num_steps: int, warmup: int = 5) -> None:
+        self._warmup = warmup
+        self._num_steps = num_steps
+        self._step = 0
+        self._start = 0.0
+        self.seconds = 0.0
+
+    def tick(self) -> None:
+        """Note the end of a step."""
+        self._step += 1
+        if self._step == self._warmup:
+            self._start = time.perf_counter()
+        if self._step == self._num_steps:
+            self.seconds = time.perf_counter() - self._start
+
+    @property
+    def steps_per_s(self) -> float:
+        return (self._num_steps - self._warmup) / self.seconds
+
+
+def train(job: fa.Job, workload: str, num_steps: int, out: str) -> None:
+    """Train as a job, and write the pace."""
+    work = WORKLOADS[workload]
+    model, optimizer = job.prepare(work.model(), work.optimizer)
+    clock = Clock(num_steps)
+    for _ in job.epochs(1):
+        for batch in job.loader(Prebuilt(work, num_steps), batch_size=work.batch_size):
+            job.backward(cross_entropy(model(batch.features), batch.label))
+            optimizer.step()
+            if job.at_step_end:
+                clock.tick()
+    if job.rank == 0:
+        write(out, clock, model)
+
+
+def plain(workload: str, num_steps: int, out: str, *, ddp: bool, rank: int, world: int) -> None:
+    """Train this rank's share of each batch in a plain loop, under DDP or alone."""
+    torch.set_num_threads(1)
+    torch.set_num_interop_threads(1)
+    work = WORKLOADS[workload]
+    model = work.model()
+    wrapped = torch.nn.parallel.DistributedDataParallel(model) if ddp else model
+    optimizer = work.optimizer(list(model.parameters()))
+    batches = []
+    for features, label in work.batches():
+        rows = slice(len(label) * rank // world, len(label) * (rank + 1) // world)
+        batches.append((torch.from_numpy(features[rows]), torch.from_numpy(label[rows])))
+    clock = Clock(num_steps)
+    for step in range(num_steps):
+        features, label = batches[step % NUM_DISTINCT_BATCHES]
+        optimizer.zero_grad()
+        cross_entropy(wrapped(features), label).backward()
+        optimizer.step()
+        clock.tick()
+    if rank == 0:
+        write(out, clock, model)
+
+
+def alternate(job: fa.Job, workload: str, num_steps: int, rounds: int, out: str) -> None:
+    """Time a job of one worker and a plain loop in turns, in one process; write both paces."""
+    work = WORKLOADS[workload]
+    num_slots = job.config.slots
+    plain_model = work.model()
+    plain_optimizer = work.optimizer(list(plain_model.parameters()))
+    model, optimizer = job.prepare(work.model(), work.optimizer)
+    data = Prebuilt(work, num_steps)
+    parts = [
+        [
+            (torch.from_numpy(x), torch.from_numpy(y))
+            for x, y in zip(
+                torch.from_numpy(features).chunk(num_slots),
+                torch.from_numpy(label).chunk(num_slots),
+                strict=True,
+            )
+            for x, y in [(x.numpy(), y.numpy())]
+        ]
+        for features, label in work.batches()
+    ]
+    paces: dict[str, list[float]] = {"farandole": [], "plain": []}
+    for _ in job.epochs(rounds):
+        clock = Clock(num_steps)
+        for batch in job.loader(data, batch_size=work.batch_size):
+            job.backward(cross_entropy(model(batch.features), batch.label))
+            optimizer.step()
+            if job.at_step_end:
+                clock.tick()
+        paces["farandole"].append(clock.steps_per_s)
+        clock = Clock(num_steps)
+        for step in range(num_steps):
+            plain_optimizer.zero_grad()
+            for features, label in parts[step % NUM_DISTINCT_BATCHES]:
+                loss = cross_entropy(plain_model(features), label)
+                (loss if num_slots == 1 else loss / num_slots).backward()
+            plain_optimizer.step()
+            clock.tick()
+        paces["plain"].append(clock.steps_per_s)
+    result = {"paces": paces, "digests": [digest(model), digest(plain_model)]}
+    Path(out).write_text(json.dumps(result))
+
+
+def first_step(job: fa.Job, out: str) -> None:
+    """Note when the first step is done."""
+    model, optimizer = job.prepare(torch.nn.Linear(16, 10), WORKLOADS["small"].optimizer)
+    for _ in job.epochs(1):
+        for batch in job.loader(Prebuilt(WORKLOADS["wide"], 1), batch_size=1024):
+            job.backward(cross_entropy(model(batch.features), batch.label))
+            optimizer.step()
+    if job.rank == 0:
+        Path(out).write_text(json.dumps({"time": time.time()}))
+
+
+def write(out: str, clock: Clock, model: torch.nn.Module) -> None:
+    """Write a pace, and what shows that all computed the same."""
+    Path(out).write_text(json.dumps({"pace": clock.steps_per_s, "digest": digest(model)}))
+
+
+def main() -> None:
+    mode, workload, num_steps, out = sys.argv[1:5]
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if mode != "alone":
+        torch.distributed.init_process_group("gloo", timeout=timedelta(seconds=60))
+    if mode == "first_step":
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(16, 10))
+        optimizer = WORKLOADS["small"].optimizer(list(model.parameters()))
+        features, label = WORKLOADS["wide"].batches()[0]
+        cross_entropy(model(torch.from_numpy(features)), torch.from_numpy(label)).backward()
+        optimizer.step()
+        if rank == 0:
+            Path(out).write_text(json.dumps({"time": time.time()}))
+    else:
+        plain(workload, int(num_steps), out, ddp=mode == "ddp", rank=rank, world=world)
+    if mode != "alone":
+        torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
