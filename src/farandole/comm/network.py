@@ -56,8 +56,11 @@ class _Sockets:
     def find(self, ports: Sequence[int]) -> None:
         """Keep hold of all connections between this port and the peers' `ports`."""
         known = self._connected
+        # Not `sock.dup()`: that would make the connection block, for Gloo's thread as well.
         self._connected = [
-            sock.dup() for sock in _duplicates(_sockets()) if self._is_ours(sock, ports)
+            socket.socket(fileno=os.dup(sock.fileno()))
+            for sock in _duplicates(_sockets())
+            if self._is_ours(sock, ports)
         ]
         for sock in known:
             sock.close()
@@ -75,8 +78,10 @@ class _Sockets:
         self._connected = []
 
     def _is_ours(self, sock: socket.socket, ports: Sequence[int]) -> bool:
+        """Never say so of the listening socket: Gloo ends the process when that one fails."""
         try:
-            return sock.getsockname()[1] == self.port or sock.getpeername()[1] in ports
+            peer_port = sock.getpeername()[1]
+            return sock.getsockname()[1] == self.port or peer_port in ports
         except (OSError, IndexError):
             return False  # not connected, or no address with a port
 
