@@ -214,6 +214,7 @@ class _Process:
         self._sender = sender
 
     def die(self) -> NoReturn:
+        self._sender.send(Outcome("died"))  # the pipe may stay open in a forked child
         os.kill(os.getpid(), signal.SIGKILL)
         raise AssertionError("still alive")
 
