@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
 
 from farandole.checkpoint.tree import empty_tensors
 from farandole.errors import CheckpointError
@@ -76,8 +75,7 @@ class CheckpointStore:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             temporary.mkdir()
-            writer = dcp.FileSystemWriter(temporary, sync_files=True)
-            dcp.save(dict(tensors), storage_writer=writer, no_dist=True)
+            _save(tensors, temporary)
             manifest = {
                 "format": FORMAT,
                 "step": step,
@@ -107,7 +105,7 @@ class CheckpointStore:
         tensors = empty_tensors(manifest["skeleton"])
         if tensors:
             try:
-                dcp.load(tensors, storage_reader=dcp.FileSystemReader(path), no_dist=True)
+                _load(tensors, path)
             except Exception as error:
                 raise _unusable(path, f"cannot be read ({error})") from error
         return tensors, manifest["skeleton"], manifest["about"]
@@ -133,7 +131,8 @@ class CheckpointStore:
             manifest = json.loads((path / _MANIFEST).read_bytes())
             files = dict(manifest["files"])
             found = {"format": manifest["format"], "step": manifest["step"]}
-            manifest["skeleton"], manifest["about"]
+            if not {"skeleton", "about"} <= manifest.keys():
+                raise KeyError("skeleton, about")
         except FileNotFoundError:
             raise _unusable(path, "has no manifest, so it was never committed") from None
         except (ValueError, KeyError, TypeError) as error:
@@ -151,6 +150,23 @@ class CheckpointStore:
             if _sha256(file) != digest:
                 raise _unusable(path, f"was changed: {name} has another SHA-256")
         return manifest
+
+
+# torch.distributed.checkpoint takes a second to import, which a job's start would wait for.
+
+
+def _save(tensors: Mapping[str, torch.Tensor], folder: Path) -> None:
+    from torch.distributed.checkpoint import FileSystemWriter
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    save(dict(tensors), storage_writer=FileSystemWriter(folder, sync_files=True), no_dist=True)
+
+
+def _load(tensors: dict[str, torch.Tensor], folder: Path) -> None:
+    from torch.distributed.checkpoint import FileSystemReader
+    from torch.distributed.checkpoint.state_dict_loader import load
+
+    load(tensors, storage_reader=FileSystemReader(folder), no_dist=True)
 
 
 def _digests(folder: Path) -> dict[str, tuple[int, str]]:

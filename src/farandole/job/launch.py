@@ -21,7 +21,6 @@ from farandole.errors import FarandoleError, JobStoppedError, MissingExtraError,
 from farandole.extras import load_named
 from farandole.job.ends import Failure, clear_ends, read_completion, read_failure
 from farandole.job.progress import Display, Progress
-from farandole.job.report import write_report
 from farandole.job.rundir import RunDir, RunState, write_atomic
 from farandole.job.settings import resolve_config
 from farandole.job.target import check_function, check_target
@@ -180,7 +179,6 @@ def _write_inputs(run_dir: RunDir, config: JobConfig, function: Callable[..., An
         import cloudpickle
 
         write_atomic(run_dir.function_file, cloudpickle.dumps(function))
-    run_dir.write_environment()
 
 
 class Launcher:
@@ -215,6 +213,7 @@ class Launcher:
                     self._display.start()
                     with self._coordinating() as (address, secret):
                         self._start_workers(address, secret)
+                        self._run.write_environment()  # takes a while; the workers load torch
                         self._write_state(status="running")
                         self._watch()
                 finally:
@@ -353,6 +352,8 @@ class Launcher:
 
     def _close(self, tracking: TrackingProcess | None) -> None:
         """Write the report and let the tracker finish; neither changes how the job ended."""
+        from farandole.job.report import write_report  # slow to import, and not needed before
+
         try:
             write_report(self._run)
         except Exception as error:

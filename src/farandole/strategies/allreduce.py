@@ -104,9 +104,9 @@ class AllReduce:
                 parameter.grad = None
             self._held = []
             if self._all_buffers:
-                torch._foreach_copy_(self._all_base, self._all_buffers)
+                _copy_all(self._all_base, self._all_buffers)
         elif self._all_buffers:
-            torch._foreach_copy_(self._all_buffers, self._all_base)
+            _copy_all(self._all_buffers, self._all_base)
 
     def backward(
         self, loss: torch.Tensor, *, weight: float, position: int, slot_weight: float | None
@@ -238,6 +238,12 @@ class AllReduce:
         if self._reducer is not None:
             self._reducer.close()
             self._reducer = None
+
+
+def _copy_all(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
+    with torch.no_grad():
+        for target, source in zip(targets, sources, strict=True):
+            target.copy_(source)
 
 
 def _run_backward(loss: torch.Tensor, weight: float) -> None:
