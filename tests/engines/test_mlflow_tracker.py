@@ -24,18 +24,24 @@ def embedded(mlflow_template: Path, tmp_path_factory: pytest.TempPathFactory) ->
     return Harness(new_database(mlflow_template, folder), folder, embedded=True)
 
 
-@pytest.fixture(scope="module")
-def served(mlflow_template: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness]:
-    folder = tmp_path_factory.mktemp("served")
-    new_database(mlflow_template, folder)
+@pytest.fixture(scope="module", params=["embedded", "served"])
+def harness(
+    request: pytest.FixtureRequest,
+    mlflow_template: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Harness]:
+    folder = tmp_path_factory.mktemp(request.param)
+    database = new_database(mlflow_template, folder)
+    if request.param == "embedded":
+        yield Harness(database, folder, embedded=True)
+        return
     with server(folder, free_port()) as url:
         yield Harness(url, folder, embedded=False)
 
 
 @pytest.mark.parametrize("check", TRACKER_CHECKS, ids=lambda check: check.__name__)
-@pytest.mark.parametrize("where", ["embedded", "served"])
-def test_conformance(check, where: str, request: pytest.FixtureRequest, tmp_path: Path):
-    check(request.getfixturevalue(where), tmp_path)
+def test_conformance(check, harness: Harness, tmp_path: Path):
+    check(harness, tmp_path)
 
 
 def test_embedded_artifacts_lie_beside_the_runs(embedded: Harness, tmp_path: Path):
