@@ -90,9 +90,7 @@ class Comm(Protocol):
         """Overwrite `tensors` with those of rank `source`. Blocks."""
         ...
 
-    def reducer(
-        self, buckets: Sequence[Bucket], num_slots: int, *, exact: bool = True
-    ) -> Reducer:
+    def reducer(self, buckets: Sequence[Bucket], num_slots: int, *, exact: bool = True) -> Reducer:
         """Make a reducer for these buckets. Blocks; every rank must pass the same ones.
 
         With ``exact=False`` each rank writes one region (the sum of its slots), and the
@@ -191,13 +189,19 @@ class MetricPoint:
 class Tracker(Protocol):
     """Records a job elsewhere, as exactly one run. Called from one process, never a worker's.
 
-    Every method may block or raise; the caller retries. All are idempotent.
+    Made by its entry point's class with the keywords `uri` (str or None), `experiment` (str) and
+    `runs` (Path, the folder of the run directories). Every method may block or raise; the caller
+    retries. All are idempotent.
     """
 
     name: str
 
     def start(self, *, run_name: str, run_id: str | None, tags: Mapping[str, str]) -> str:
-        """Open the run `run_id` again, or make one; return its id."""
+        """Open the run `run_id` again, or make one; return its id.
+
+        Without a `run_id`, a run that has the same tag ``farandole.job`` is taken: it was made by
+        a call whose answer was lost.
+        """
         ...
 
     def log_params(self, params: Mapping[str, str]) -> None:
