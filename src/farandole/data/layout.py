@@ -120,7 +120,9 @@ def make_layout(
         problem = "is the label, and cannot be a feature as well"
         raise ColumnError(path=reader.name, column=label, problem=problem)
     dtypes = {
-        name: numpy_dtype(reader.types[name], has_nulls=_is_whole(reader, name) and has_nulls(name))
+        name: numpy_dtype(
+            reader.types[name], has_nulls=_is_integral(reader, name) and has_nulls(name)
+        )
         for name in dict.fromkeys(columns)
     }
     return Layout(
@@ -132,14 +134,14 @@ def make_layout(
     )
 
 
-def _is_whole(reader: GroupReader, name: str) -> bool:
-    """Return whether a column's dtype hangs on whether it has nulls."""
+def _is_integral(reader: GroupReader, name: str) -> bool:
+    """Return whether a column is of integers or bools, which have no place for a null."""
     kind = reader.types[name]
     return pt.is_integer(kind) or pt.is_boolean(kind)
 
 
 def _label_dtype(reader: GroupReader, label: str | None) -> np.dtype[Any]:
-    if label is None or _is_whole(reader, label):
+    if label is None or _is_integral(reader, label):
         return np.dtype(np.int64)
     kind = reader.types[label]
     if pt.is_floating(kind) or pt.is_decimal(kind):
