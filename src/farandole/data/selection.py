@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
@@ -123,6 +122,8 @@ def _unpruned(
     reader: GroupReader, expression: pc.Expression, names: list[str]
 ) -> Iterable[tuple[int, int]]:
     """Yield (file, group) of row groups that folders and statistics do not rule out."""
+    import pyarrow.dataset as pads  # imports pandas where it can: only filters pay for it
+
     schema = reader.schema_of(names)
     parquet = pads.ParquetFileFormat()
     for file, entry in enumerate(reader.files):
