@@ -16,7 +16,7 @@ import os
 import re
 import shutil
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,9 @@ warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavai
 FORMAT = 1
 _NAME = re.compile(r"step-(\d{10})")
 _MANIFEST = "manifest.json"
+_REPLACED = ".replaced"
+# What torch raises is no Exception.
+_ERRORS = (Exception, CheckpointException)
 
 
 class CheckpointStore:
@@ -87,7 +90,7 @@ class CheckpointStore:
             _sync(temporary)
             _replace_folder(temporary, final)
             _sync(self.folder)
-        except Exception as error:
+        except _ERRORS as error:
             shutil.rmtree(temporary, ignore_errors=True)
             raise _write_error(final, error) from error
         return final
@@ -106,8 +109,9 @@ class CheckpointStore:
         if tensors:
             try:
                 _load(tensors, path)
-            except Exception as error:
-                raise _unusable(path, f"cannot be read ({error})") from error
+            except _ERRORS as error:
+                reason = " ".join(str(list(_causes(error))[-1]).split())
+                raise _unusable(path, f"cannot be read ({reason})") from error
         return tensors, manifest["skeleton"], manifest["about"]
 
     def remove(self, step: int) -> None:
@@ -120,10 +124,14 @@ class CheckpointStore:
 
     def sweep(self) -> None:
         """Remove what interrupted writes have left. Nobody else may be writing."""
-        if self.folder.is_dir():
-            for entry in self.folder.iterdir():
-                if entry.name.startswith(".step-"):
-                    shutil.rmtree(entry, ignore_errors=True)
+        if not self.folder.is_dir():
+            return
+        for entry in sorted(self.folder.glob(".step-*")):
+            final = self.folder / entry.name.split(".")[1]
+            if entry.suffix == _REPLACED and not final.exists():
+                entry.rename(final)  # the new one was not in its place yet
+            else:
+                shutil.rmtree(entry, ignore_errors=True)
 
     @staticmethod
     def _verified(path: Path, step: int) -> dict[str, Any]:
@@ -156,14 +164,14 @@ class CheckpointStore:
 
 
 def _save(tensors: Mapping[str, torch.Tensor], folder: Path) -> None:
-    from torch.distributed.checkpoint import FileSystemWriter
+    from torch.distributed.checkpoint.filesystem import FileSystemWriter
     from torch.distributed.checkpoint.state_dict_saver import save
 
     save(dict(tensors), storage_writer=FileSystemWriter(folder, sync_files=True), no_dist=True)
 
 
 def _load(tensors: dict[str, torch.Tensor], folder: Path) -> None:
-    from torch.distributed.checkpoint import FileSystemReader
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
     from torch.distributed.checkpoint.state_dict_loader import load
 
     load(tensors, storage_reader=FileSystemReader(folder), no_dist=True)
@@ -195,26 +203,30 @@ def _sync(folder: Path) -> None:
 
 
 def _replace_folder(source: Path, target: Path) -> None:
-    if target.exists():
-        old = target.with_name(f".{target.name}.{os.getpid()}.old")
-        target.rename(old)
+    if not target.exists():
         source.rename(target)
-        shutil.rmtree(old, ignore_errors=True)
-    else:
-        source.rename(target)
+        return
+    old = target.with_name(f".{target.name}.{os.getpid()}{_REPLACED}")
+    target.rename(old)  # if it ends here, `sweep` brings it back
+    source.rename(target)
+    shutil.rmtree(old, ignore_errors=True)
 
 
-def _write_error(path: Path, error: Exception) -> CheckpointError:
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an error and what led to it; torch's own keeps that by rank."""
+    while error is not None:
+        yield error
+        packed = list(error.failures.values()) if isinstance(error, CheckpointException) else []
+        error = packed[0][0] if packed else error.__cause__ or error.__context__
+
+
+def _write_error(path: Path, error: BaseException) -> CheckpointError:
     """Find the operating system's word in what torch made of it."""
-    cause: BaseException | None = error
-    text = str(error)
-    while cause is not None:
-        if isinstance(cause, OSError) and cause.errno is not None:
-            text = os.strerror(cause.errno)
-            break
-        cause = cause.__cause__ or cause.__context__
-    full = isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT)
-    remedy = "free some space" if full else "make the folder writable"
+    told = [e.errno for e in _causes(error) if isinstance(e, OSError) and e.errno is not None]
+    text = os.strerror(told[0]) if told else str(error)
+    remedy = "make the folder writable"
+    if told and told[0] in (errno.ENOSPC, errno.EDQUOT):
+        remedy = "free some space"
     return CheckpointError(
         path=str(path),
         problem=f"cannot be written ({text})",
