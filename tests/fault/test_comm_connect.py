@@ -16,7 +16,13 @@ from farandole.comm.rendezvous import Listener
 from farandole.comm.shared_memory import SharedMemoryComm
 from farandole.errors import AuthenticationError, PeerLostError, UsageError
 from farandole.protocols import Bucket, Comm, Reducer
-from farandole.testing.worlds import ProcessWorld, Worker, connect_shared_memory
+from farandole.testing.worlds import (
+    Connect,
+    ProcessWorld,
+    Worker,
+    connect_gloo,
+    connect_shared_memory,
+)
 
 SECRET = b"the job's"
 LONG = timedelta(seconds=60)
@@ -180,8 +186,9 @@ def wait_for(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def test_a_forked_child_does_not_hide_a_death(tmp_path: Path) -> None:
-    outcomes = ProcessWorld(connect_shared_memory).run(2, _die_with_a_child, tmp_path)
-    assert outcomes[0].value.peer == 1
+@pytest.mark.parametrize("connect", [connect_shared_memory, connect_gloo])
+def test_a_forked_child_does_not_hide_a_death(connect: Connect, tmp_path: Path) -> None:
+    outcomes = ProcessWorld(connect).run(2, _die_with_a_child, tmp_path)
+    assert isinstance(outcomes[0].value, PeerLostError)
     (tmp_path / "over").touch()
     wait_for((tmp_path / "child-was-there").exists)

@@ -10,6 +10,7 @@ import hashlib
 import os
 import socket
 import struct
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -52,6 +53,7 @@ class _Sockets:
             if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
         )
         self._connected: list[socket.socket] = []
+        _open_sockets.add(self)
 
     def find(self, ports: Sequence[int]) -> None:
         """Keep hold of all connections between this port and the peers' `ports`."""
@@ -75,6 +77,16 @@ class _Sockets:
         """Let go of the descriptors."""
         for sock in self._connected:
             sock.close()
+        self._connected = []
+
+    def drop_in_child(self) -> None:
+        """Close a forked child's copies, Gloo's own too: they would hide its parent's death."""
+        inodes = {os.fstat(sock.fileno()).st_ino for sock in self._connected}
+        for fd in _sockets():
+            if os.fstat(fd).st_ino in inodes:
+                os.close(fd)
+        for sock in self._connected:
+            sock.detach()
         self._connected = []
 
     def _is_ours(self, sock: socket.socket, ports: Sequence[int]) -> bool:
@@ -105,6 +117,17 @@ def _duplicates(fds: Sequence[int]) -> Iterator[socket.socket]:
             continue  # closed meanwhile
         with sock:
             yield sock
+
+
+_open_sockets: weakref.WeakSet[_Sockets] = weakref.WeakSet()
+
+
+def _drop_in_child() -> None:
+    for sockets in list(_open_sockets):
+        sockets.drop_in_child()
+
+
+os.register_at_fork(after_in_child=_drop_in_child)
 
 
 class _Gather:
