@@ -33,8 +33,6 @@ FORMAT = 1
 _NAME = re.compile(r"step-(\d{10})")
 _MANIFEST = "manifest.json"
 _REPLACED = ".replaced"
-# What torch raises is no Exception.
-_ERRORS = (Exception, CheckpointException)
 
 
 class CheckpointStore:
@@ -90,7 +88,7 @@ class CheckpointStore:
             _sync(temporary)
             _replace_folder(temporary, final)
             _sync(self.folder)
-        except _ERRORS as error:
+        except Exception as error:
             shutil.rmtree(temporary, ignore_errors=True)
             raise _write_error(final, error) from error
         return final
@@ -109,7 +107,7 @@ class CheckpointStore:
         if tensors:
             try:
                 _load(tensors, path)
-            except _ERRORS as error:
+            except Exception as error:
                 reason = " ".join(str(list(_causes(error))[-1]).split())
                 raise _unusable(path, f"cannot be read ({reason})") from error
         return tensors, manifest["skeleton"], manifest["about"]
@@ -167,14 +165,30 @@ def _save(tensors: Mapping[str, torch.Tensor], folder: Path) -> None:
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
     from torch.distributed.checkpoint.state_dict_saver import save
 
-    save(dict(tensors), storage_writer=FileSystemWriter(folder, sync_files=True), no_dist=True)
+    with _plain_errors():
+        save(dict(tensors), storage_writer=FileSystemWriter(folder, sync_files=True), no_dist=True)
 
 
 def _load(tensors: dict[str, torch.Tensor], folder: Path) -> None:
     from torch.distributed.checkpoint.filesystem import FileSystemReader
     from torch.distributed.checkpoint.state_dict_loader import load
 
-    load(tensors, storage_reader=FileSystemReader(folder), no_dist=True)
+    with _plain_errors():
+        load(tensors, storage_reader=FileSystemReader(folder), no_dist=True)
+
+
+@contextlib.contextmanager
+def _plain_errors() -> Iterator[None]:
+    """Raise what torch packs into an error of its own, which is no `Exception`."""
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    packed: BaseException | None = None
+    try:
+        yield
+    except CheckpointException as error:
+        packed, _ = next(iter(error.failures.values()))
+    if packed is not None:  # raised in the handler, it would forget what had led to it
+        raise packed
 
 
 def _digests(folder: Path) -> dict[str, tuple[int, str]]:
@@ -213,11 +227,10 @@ def _replace_folder(source: Path, target: Path) -> None:
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an error and what led to it; torch's own keeps that by rank."""
+    """Yield an error and what led to it."""
     while error is not None:
         yield error
-        packed = list(error.failures.values()) if isinstance(error, CheckpointException) else []
-        error = packed[0][0] if packed else error.__cause__ or error.__context__
+        error = error.__cause__ or error.__context__
 
 
 def _write_error(path: Path, error: BaseException) -> CheckpointError:
