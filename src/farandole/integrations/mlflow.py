@@ -187,7 +187,7 @@ class MlflowTracker:
             source_run_id=self._run,
             tags={MODEL_TAG: digest},
         )
-        with tempfile.TemporaryDirectory(prefix="farandole-") as folder:
+        with tempfile.TemporaryDirectory(prefix="farandole-model-") as folder:
             described = Model(
                 artifact_path=logged.artifact_location,
                 run_id=self._run,
