@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import secrets
+import shutil
 import signal
 import sys
 import threading
@@ -218,6 +219,7 @@ class Launcher:
                         self._watch()
                 finally:
                     self._engine.close()
+                    shutil.rmtree(run.sockets, ignore_errors=True)
                     self._display.poll()
                     self._display.stop()
             result = self._conclude()

@@ -168,6 +168,11 @@ class RunDir:
         return self.path / "function.pkl"
 
     @property
+    def sockets(self) -> Path:
+        """Folder of the sockets by which workers of this host meet; gone when they have ended."""
+        return self.path / "sockets"
+
+    @property
     def code(self) -> Path:
         """Folder of the copy of the training function's file."""
         return self.path / "code"

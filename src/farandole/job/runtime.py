@@ -22,6 +22,7 @@ from farandole import topology
 from farandole.checkpoint.checkpointer import Checkpointer, newest_usable
 from farandole.checkpoint.store import CheckpointStore
 from farandole.checkpoint.tree import empty_tensors, unflatten
+from farandole.comm.rendezvous import Listener
 from farandole.comm.single import SingleComm
 from farandole.config import JobConfig
 from farandole.errors import CheckpointError, JobStoppedError, MembershipError
@@ -135,10 +136,7 @@ def _connect(place: Place, config: JobConfig, stack: ExitStack) -> tuple[Comm, t
         return SingleComm(), ()
     from farandole.comm.shared_memory import SharedMemoryComm
 
-    folder = Path(tempfile.mkdtemp(prefix="farandole-"))
-    stack.callback(shutil.rmtree, folder, ignore_errors=True)
-    listener = SharedMemoryComm.listen(folder)
-    stack.callback(listener.close)
+    listener = _listen(RunDir(place.run_dir), stack)
     fingerprint = _numerics(config, _device(place.worker_id)).to_dict()
     me = Member(
         worker_id=place.worker_id,
@@ -164,6 +162,19 @@ def _connect(place: Place, config: JobConfig, stack: ExitStack) -> tuple[Comm, t
         comm = _connect_network(place, config, membership, timeout, stack)
     stack.callback(comm.close)
     return comm, membership.members
+
+
+def _listen(run: RunDir, stack: ExitStack) -> Listener:
+    """Bind a socket for peers: in the run directory, which the launcher cleans up after a kill."""
+    try:
+        run.sockets.mkdir(exist_ok=True)
+        listener = Listener(run.sockets)
+    except OSError:  # a file system that cannot hold sockets
+        folder = tempfile.mkdtemp(prefix="farandole-")
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        listener = Listener(Path(folder))
+    stack.callback(listener.close)
+    return listener
 
 
 def _shares_memory(config: JobConfig, membership: Membership) -> bool:
