@@ -170,9 +170,11 @@ def _die_with_a_child(worker: Worker, directory: Path) -> PeerLostError:
     comm.all_gather("start", b"")
     if comm.rank == 1:
         if os.fork() == 0:
-            wait_for(lambda: (directory / "over").exists())
-            (directory / "child-was-there").touch()
-            os._exit(0)
+            try:
+                wait_for(lambda: (directory / "over").exists())
+                (directory / "child-was-there").touch()
+            finally:
+                os._exit(0)
         worker.die()
     with pytest.raises(PeerLostError) as raised:
         comm.all_gather("never", b"")
