@@ -74,7 +74,7 @@ class Comm(Protocol):
 
     @property
     def rank(self) -> int:
-        """This worker's rank."""
+        """Rank of this worker."""
         ...
 
     @property
