@@ -11,7 +11,7 @@ from torch import nn
 
 import farandole as fa
 
-NUM_ROWS = 50
+NUM_ROWS = 60
 BATCH_SIZE = 16
 STEPS_PER_EPOCH = 4
 

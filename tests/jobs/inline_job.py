@@ -22,7 +22,7 @@ from farandole.job import runtime
 from farandole.job.ends import Completion
 from farandole.job.rundir import RunDir
 
-NUM_ROWS = 50
+NUM_ROWS = 60
 BATCH_SIZE = 16
 SLOTS = 4
 DEADLINE = timedelta(seconds=30)

@@ -16,7 +16,7 @@ import os
 import re
 import shutil
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -165,26 +165,25 @@ def _save(tensors: Mapping[str, torch.Tensor], folder: Path) -> None:
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
     from torch.distributed.checkpoint.state_dict_saver import save
 
-    with _plain_errors():
-        save(dict(tensors), storage_writer=FileSystemWriter(folder, sync_files=True), no_dist=True)
+    writer = FileSystemWriter(folder, sync_files=True)
+    _with_plain_errors(lambda: save(dict(tensors), storage_writer=writer, no_dist=True))
 
 
 def _load(tensors: dict[str, torch.Tensor], folder: Path) -> None:
     from torch.distributed.checkpoint.filesystem import FileSystemReader
     from torch.distributed.checkpoint.state_dict_loader import load
 
-    with _plain_errors():
-        load(tensors, storage_reader=FileSystemReader(folder), no_dist=True)
+    reader = FileSystemReader(folder)
+    _with_plain_errors(lambda: load(tensors, storage_reader=reader, no_dist=True))
 
 
-@contextlib.contextmanager
-def _plain_errors() -> Iterator[None]:
+def _with_plain_errors(call: Callable[[], Any]) -> None:
     """Raise what torch packs into an error of its own, which is no `Exception`."""
     from torch.distributed.checkpoint.api import CheckpointException
 
     packed: BaseException | None = None
     try:
-        yield
+        call()
     except CheckpointException as error:
         packed, _ = next(iter(error.failures.values()))
     if packed is not None:  # raised in the handler, it would forget what had led to it

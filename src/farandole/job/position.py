@@ -18,9 +18,12 @@ class Position:
         Rows of that loader's data that committed steps have used.
     data : str or None
         Fingerprint of that loader's data set.
+    num_scheduled : int
+        Scheduler steps of the epoch so far that were taken outside of loaders.
     """
 
     epoch: int = 0
     loader: int = 0
     row: int = 0
     data: str | None = None
+    num_scheduled: int = 0

@@ -250,8 +250,9 @@ class Job:
         for epoch in range(self._position.epoch, num_epochs):
             self._num_epochs = num_epochs
             self._loader_index = 0
+            self._state.begin_epoch(self._position.num_scheduled)
             yield epoch
-            self._state.check_whole()
+            self._state.end_epoch()
             self._position = Position(epoch=epoch + 1)
         self._in_epochs = False
 
@@ -421,11 +422,14 @@ class Job:
         if self._comm.world_size == 1:
             self._record_step([self._pending[1]])
             self._stop_agreed = self._stop_request
-        self._keeper.save_if_due(self.step, self._position)
+        self._keeper.save_if_due(self.step, self._place())
         if self._stop_agreed is not None:
             self._flush_metrics()
-            self._keeper.save(self.step, self._position, wait=True)
+            self._keeper.save(self.step, self._place(), wait=True)
             raise JobStoppedError(step=self.step, reason=self._stop_agreed)
+
+    def _place(self) -> Position:
+        return replace(self._position, num_scheduled=self._state.num_scheduled)
 
     def _leave_loader(self, *, whole: bool) -> None:
         if not whole:
@@ -547,7 +551,7 @@ class Job:
         if self._recorder.active and evaluation.rows:
             write_rows(evaluation, self._recorder.run.evaluations / f"{name}.parquet")
         if not self._state.inside:
-            self._keeper.keep_best(self.step, self._position, name, metrics)
+            self._keeper.keep_best(self.step, self._place(), name, metrics)
         return evaluation
 
     def save(
@@ -588,7 +592,7 @@ class Job:
     def finish(self) -> None:
         """Check that all loops were read to their end, and write the last checkpoint."""
         self._state.check_outside("the end of the training function")
-        self._keeper.save(self.step, self._position, wait=True)
+        self._keeper.save(self.step, self._place(), wait=True)
 
     def close(self) -> None:
         """Free what the job holds, also after an error. Waits for a checkpoint being written."""

@@ -39,6 +39,9 @@ class StepState:
         self._last = False
         self._scheduled = False
         self._left_early = False
+        self._in_epoch = False
+        self._num_scheduled = 0
+        self._num_replayed = 0
 
     @property
     def inside(self) -> bool:
@@ -49,6 +52,25 @@ class StepState:
     def step_reduced(self) -> bool:
         """Whether the gradients of the whole step are in (and the step perhaps taken)."""
         return self.state in (State.REDUCED, State.COMMITTED)
+
+    # --- epochs -----------------------------------------------------------------------------
+
+    @property
+    def num_scheduled(self) -> int:
+        """Scheduler steps of this epoch outside of loaders that the job's state holds."""
+        return max(self._num_scheduled, self._num_replayed)
+
+    def begin_epoch(self, num_replayed: int) -> None:
+        """Begin an epoch, or enter it again with so many `num_scheduled` in the state already."""
+        self._in_epoch = True
+        self._num_scheduled = 0
+        self._num_replayed = num_replayed
+
+    def end_epoch(self) -> None:
+        """Check that an epoch was read whole, and end it."""
+        self.check_whole()
+        self._in_epoch = False
+        self._num_scheduled = self._num_replayed = 0
 
     # --- the loader -------------------------------------------------------------------------
 
@@ -76,6 +98,7 @@ class StepState:
     def leave(self) -> None:
         """Note that the loader has given out all its batches."""
         self.state = State.OUTSIDE
+        self._scheduled = False
 
     def leave_early(self) -> None:
         """Note that the loop was left before the loader's end; `check_whole` complains."""
@@ -157,7 +180,10 @@ class StepState:
         return self.state in (State.OUTSIDE, State.COMMITTED)
 
     def scheduler_step(self) -> bool:
-        """Return whether a scheduler shall act: once per taken step, or outside of a loader."""
+        """Return whether a scheduler shall act: once per taken step, or outside of a loader.
+
+        A resumed job comes by calls again that its checkpoint was written after; those are past.
+        """
         if self.state in (State.HANDED_OUT, State.REDUCED):
             raise UsageError(
                 problem="scheduler.step() was called before optimizer.step()",
@@ -165,5 +191,9 @@ class StepState:
             )
         if self.state is State.ACCUMULATED or self._scheduled:
             return False
-        self._scheduled = self.state is State.COMMITTED
+        if self.state is State.COMMITTED:
+            self._scheduled = True
+        elif self._in_epoch:
+            self._num_scheduled += 1
+            return self._num_scheduled > self._num_replayed
         return True
