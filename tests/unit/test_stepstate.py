@@ -73,7 +73,7 @@ def test_backward_tells_the_last_batch_of_a_step() -> None:
 def test_a_failed_backward_can_not_be_followed_by_a_step() -> None:
     steps = in_state(State.HANDED_OUT)
     steps.backward()
-    with pytest.raises(UsageError, match="before job.backward"):
+    with pytest.raises(UsageError, match=r"before job\.backward"):
         steps.optimizer_step()
 
 

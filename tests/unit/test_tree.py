@@ -1,8 +1,9 @@
-"""One order of additions, whoever holds which slots: sums are compared as written-out expressions."""
+"""One order of additions, whoever holds which slots: sums are compared as expressions."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -30,7 +31,7 @@ def splits(draw: st.DrawFn) -> tuple[int, list[range]]:
     num_slots = draw(st.integers(1, 70))
     cuts = draw(st.sets(st.integers(1, num_slots - 1), max_size=8)) if num_slots > 1 else set()
     bounds = [0, *sorted(cuts), num_slots]
-    return num_slots, [range(a, b) for a, b in zip(bounds, bounds[1:], strict=False)]
+    return num_slots, [range(a, b) for a, b in pairwise(bounds)]
 
 
 def fold_run(run: range, num_slots: int) -> list[tuple[Node, str]]:

@@ -43,8 +43,11 @@ def _take_apart(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, torch.Tensor):
-        tensors[path] = value.detach()
-        return {_TENSOR: path, "dtype": str(value.dtype), "shape": list(value.shape)}
+        name = path
+        while name in tensors:  # {"a.b": …} beside {"a": {"b": …}}
+            name += "'"
+        tensors[name] = value.detach()
+        return {_TENSOR: name, "dtype": str(value.dtype), "shape": list(value.shape)}
     if isinstance(value, np.ndarray) and value.dtype.kind in "fiub":
         inside = _take_apart(torch.from_numpy(value), path, tensors)
         return {"numpy": inside}

@@ -30,8 +30,11 @@ class Recorder:
             self.run.event(kind, **fields)
 
     def metrics(self, kind: str, step: int, values: Mapping[str, float], **fields: Any) -> None:
-        """Queue a line of metrics. Does not block."""
-        if self._writer is not None and values:
+        """Queue a line of metrics. Does not block.
+
+        A step has one even if nothing was logged in it: progress is told by them.
+        """
+        if self._writer is not None and (values or kind == "step"):
             self._writer.write(kind, step, values, **fields)
 
     def close(self) -> None:
