@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import secrets
 import shutil
@@ -102,7 +103,7 @@ def run(
     """
     if callable(train):
         check_function(train, settings.get("params", {}))
-        settings["target"] = f"{inspect.getsourcefile(train) or train.__module__}:{train.__name__}"
+        settings["target"] = _origin(train)
     else:
         settings["target"] = str(train)
     overrides: dict[str, Any] = {}
@@ -114,6 +115,18 @@ def run(
     loaded = resolve_config(None if config is None else Path(config), overrides)
     function = train if callable(train) else None
     return launch(loaded, function, display=None if progress else NoDisplay())
+
+
+def _origin(function: Callable[..., Any]) -> str:
+    """Return where a function comes from, for people to read."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    named: Any = function if inspect.isroutine(function) else type(function)
+    try:
+        file = inspect.getsourcefile(named)
+    except TypeError:  # a class of a notebook, say
+        file = None
+    return f"{file or named.__module__}:{named.__name__}"
 
 
 class NoDisplay:
