@@ -19,6 +19,7 @@ import pytest
 import torch
 
 import farandole as fa
+from farandole.checkpoint.store import CheckpointStore
 from farandole.errors import TargetError, WorkerFailedError
 from farandole.job.rundir import RunDir
 
@@ -226,7 +227,8 @@ def test_a_second_ctrl_c_stops_at_once(tmp_path: Path) -> None:
 
 
 def test_workers_end_with_a_launcher_that_is_killed(tmp_path: Path) -> None:
-    with started(run_endless(tmp_path, "one", 2)) as process:
+    command = [*run_endless(tmp_path, "one", 2), "-o", "checkpoint.every_steps=1"]
+    with started(command) as process:
         run = run_of(process, tmp_path)
         workers = psutil.Process(process.pid).children(recursive=True)
         assert len(workers) >= 2
@@ -235,3 +237,10 @@ def test_workers_end_with_a_launcher_that_is_killed(tmp_path: Path) -> None:
         assert alive == []
     assert run.read_state().status == "killed"
     assert run.lock_holder() is None
+    # Checkpoints were being written all the time, so one was about to be; some metrics were not.
+    epochs = CheckpointStore(run.checkpoints).steps()[-1] // endless_job.STEPS_PER_EPOCH + 1
+    (tmp_path / "whole").mkdir()
+    whole = weights_after(tmp_path / "whole", epochs)
+    resumed = weights_after(tmp_path / "one", epochs, run)
+    assert all(torch.equal(resumed[name], whole[name]) for name in whole)
+    assert list(run.checkpoints.glob(".*")) == []
