@@ -51,20 +51,21 @@ class Batch:
         """Make tensors of a block's arrays; on the CPU they share its memory."""
 
         def tensor(array: np.ndarray | None) -> torch.Tensor | None:
-            return None if array is None else torch.from_numpy(array).to(device)
+            if array is None:
+                return None
+            made = torch.from_numpy(array)
+            return made if device.type == "cpu" else made.to(device)
 
-        def column(array: np.ndarray) -> Any:
-            return tensor(array) if array.dtype.kind in "fiub" else array
-
-        row_ids = tensor(block.row_ids)
-        assert row_ids is not None
         return cls(
-            num_rows=block.num_rows,
-            features=tensor(block.features),
-            categories=tensor(block.categories),
-            label=tensor(block.label),
-            columns={name: column(array) for name, array in block.columns.items()},
-            row_ids=row_ids,
+            block.num_rows,
+            tensor(block.features),
+            tensor(block.categories),
+            tensor(block.label),
+            tensor(block.row_ids),  # type: ignore[arg-type]
+            {
+                name: tensor(array) if array.dtype.kind in "fiub" else array
+                for name, array in block.columns.items()
+            },
         )
 
     @classmethod

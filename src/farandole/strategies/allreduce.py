@@ -20,6 +20,8 @@ from farandole.protocols import Comm, Reducer
 from farandole.strategies.buckets import lay_out
 
 _SHOWN_NAMES = 5
+# Elements that are added at a time: what is added twice stays in a core's cache.
+_CHUNK = 1 << 16
 
 
 class AllReduce:
@@ -102,7 +104,8 @@ class AllReduce:
         if position == 0:
             for parameter in self._parameters:
                 parameter.grad = None
-            self._held = []
+            # The last step's gradients make room for this one's activations.
+            self._held, self._folded, self._chain = [], [], []
             if self._all_buffers:
                 _copy_all(self._all_base, self._all_buffers)
         elif self._all_buffers:
@@ -144,6 +147,7 @@ class AllReduce:
         exchanged = step.subtree is not None and self._reducer is not None
         self._target = self._targets[step.subtree] if exchanged else None  # type: ignore[index]
         self._fired = bytearray(self._num_tensors)
+        self._num_fired = 0
         self._announce = last and self._reducer is not None
         if self._announce:
             self._pending = list(self._bucket_sizes)
@@ -167,18 +171,16 @@ class AllReduce:
                 remedy="build its module with sparse=False",
             )
         self._fired[index] = 1
-        target = self._target
-        if target is None:
-            for left in self._chain:
-                value = left[index].add_(value)
-            self._folded[index] = value
+        self._num_fired += 1
+        chain = self._chain
+        if self._target is None:
+            self._folded[index] = add_up([left[index] for left in chain], value) if chain else value
             return
-        if not self._chain:
-            target[index].copy_(value)
+        target = self._target[index]
+        if chain:
+            add_up([left[index] for left in chain], value, out=target)
         else:
-            for left in self._chain[:-1]:
-                value = left[index].add_(value)
-            torch.add(self._chain[-1][index], value, out=target[index])
+            target.copy_(value)
         if self._announce:
             self._count_down(self._bucket_of[index])
 
@@ -192,6 +194,8 @@ class AllReduce:
     def _fold_rest(self, step: FoldStep, slot_weight: float) -> None:
         """Fold what the hooks did not see: parameters without a gradient, and buffers."""
         num_parameters = len(self._parameters)
+        if self._num_fired == self._num_tensors:
+            return
         missing = [i for i in range(num_parameters) if not self._fired[i]]
         if missing and not self._allow_unused:
             names = ", ".join(self._names[i] for i in missing[:_SHOWN_NAMES])
@@ -238,6 +242,30 @@ class AllReduce:
         if self._reducer is not None:
             self._reducer.close()
             self._reducer = None
+
+
+def add_up(
+    lefts: list[torch.Tensor], value: torch.Tensor, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Return ``lefts[-1] + (... + (lefts[0] + value))``, in `out` or in ``lefts[-1]``.
+
+    Large tensors are added in chunks, so that what one addition gives is in cache for the next.
+    """
+    out = lefts[-1] if out is None else out
+    if len(lefts) == 1 or value.numel() <= _CHUNK or not value.is_contiguous():
+        for left in lefts[:-1]:
+            value = left.add_(value)
+        return torch.add(lefts[-1], value, out=out)
+    flat = [left.view(-1) for left in lefts]
+    flat_value, flat_out = value.view(-1), out.view(-1)
+    scratch = torch.empty(_CHUNK, dtype=value.dtype, device=value.device)
+    for start in range(0, value.numel(), _CHUNK):
+        part = flat_value[start : start + _CHUNK]
+        room = scratch[: len(part)]
+        for left in flat[:-1]:
+            part = torch.add(left[start : start + _CHUNK], part, out=room)
+        torch.add(flat[-1][start : start + _CHUNK], part, out=flat_out[start : start + _CHUNK])
+    return out
 
 
 def _copy_all(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
