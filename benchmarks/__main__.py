@@ -88,10 +88,14 @@ def one_worker(folder: Path, rounds: int, console: Console) -> None:
         for slots in (1, 8):
             out = folder / f"one-{workload}-{slots}.json"
             params = {"workload": workload, "num_steps": num_steps, "rounds": rounds}
-            farandole("alternate", folder, params={**params, "out": str(out)}, workers=1, slots=slots)
+            farandole(
+                "alternate", folder, params={**params, "out": str(out)}, workers=1, slots=slots
+            )
             result = json.loads(out.read_text())
             if not np.allclose(*result["digests"], rtol=1e-3, atol=1e-2):
-                raise SystemExit(f"{workload}, {slots} slots: the two loops computed different things")
+                raise SystemExit(
+                    f"{workload}, {slots} slots: the two loops computed different things"
+                )
             ours, plain = result["paces"]["farandole"], result["paces"]["plain"]
             table.add_row(workload, str(slots), spread(ours), spread(plain), ratios(ours, plain))
     console.print(table)
@@ -190,8 +194,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
     console = Console(width=160)
-    console.print(f"torch {torch.__version__}, Python {platform.python_version()}, "
-                  f"{os.cpu_count()} cores, medians of {arguments.rounds} rounds (lowest to highest)")
+    console.print(
+        f"torch {torch.__version__}, Python {platform.python_version()}, "
+        f"{os.cpu_count()} cores, medians of {arguments.rounds} rounds (lowest to highest)"
+    )
     with tempfile.TemporaryDirectory(prefix="farandole-bench-") as folder:
         for part in arguments.parts:
             PARTS[part](Path(folder), arguments.rounds, console)

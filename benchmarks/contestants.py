@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import statistics
 import sys
 import time
 from datetime import timedelta
@@ -15,37 +17,32 @@ from torch.nn.functional import cross_entropy
 import farandole as fa
 
 sys.path.insert(0, str(Path(__file__).parent))
-from workload import NUM_DISTINCT_BATCHES, WORKLOADS, Prebuilt, digest  # noqa: E402
+from workload import NUM_DISTINCT_BATCHES, WORKLOADS, Prebuilt, digest
+
+WARMUP_STEPS = 5
 
 
 class Clock:
-    """Times steps, without the first ones."""
+    """Times steps; the first ones do not count. The median bears with a busy machine."""
 
-    def __init__(self, num_steps: int, warmup: int = 5) -> None:
-        self._warmup = warmup
-        self._num_steps = num_steps
-        self._step = 0
-        self._start = 0.0
-        self.seconds = 0.0
+    def __init__(self) -> None:
+        self._ticks: list[float] = []
 
     def tick(self) -> None:
         """Note the end of a step."""
-        self._step += 1
-        if self._step == self._warmup:
-            self._start = time.perf_counter()
-        if self._step == self._num_steps:
-            self.seconds = time.perf_counter() - self._start
+        self._ticks.append(time.perf_counter())
 
     @property
     def steps_per_s(self) -> float:
-        return (self._num_steps - self._warmup) / self.seconds
+        seconds = [after - before for before, after in itertools.pairwise(self._ticks)]
+        return 1 / statistics.median(seconds[WARMUP_STEPS:])
 
 
 def train(job: fa.Job, workload: str, num_steps: int, out: str) -> None:
     """Train as a job, and write the pace."""
     work = WORKLOADS[workload]
     model, optimizer = job.prepare(work.model(), work.optimizer)
-    clock = Clock(num_steps)
+    clock = Clock()
     for _ in job.epochs(1):
         for batch in job.loader(Prebuilt(work, num_steps), batch_size=work.batch_size):
             job.backward(cross_entropy(model(batch.features), batch.label))
@@ -68,7 +65,7 @@ def plain(workload: str, num_steps: int, out: str, *, ddp: bool, rank: int, worl
     for features, label in work.batches():
         rows = slice(len(label) * rank // world, len(label) * (rank + 1) // world)
         batches.append((torch.from_numpy(features[rows]), torch.from_numpy(label[rows])))
-    clock = Clock(num_steps)
+    clock = Clock()
     for step in range(num_steps):
         features, label = batches[step % NUM_DISTINCT_BATCHES]
         optimizer.zero_grad()
@@ -87,28 +84,18 @@ def alternate(job: fa.Job, workload: str, num_steps: int, rounds: int, out: str)
     plain_optimizer = work.optimizer(list(plain_model.parameters()))
     model, optimizer = job.prepare(work.model(), work.optimizer)
     data = Prebuilt(work, num_steps)
-    parts = [
-        [
-            (torch.from_numpy(x), torch.from_numpy(y))
-            for x, y in zip(
-                torch.from_numpy(features).chunk(num_slots),
-                torch.from_numpy(label).chunk(num_slots),
-                strict=True,
-            )
-            for x, y in [(x.numpy(), y.numpy())]
-        ]
-        for features, label in work.batches()
-    ]
+    batches = [[torch.from_numpy(array) for array in batch] for batch in work.batches()]
+    parts = [list(zip(*(t.chunk(num_slots) for t in batch), strict=True)) for batch in batches]
     paces: dict[str, list[float]] = {"farandole": [], "plain": []}
     for _ in job.epochs(rounds):
-        clock = Clock(num_steps)
+        clock = Clock()
         for batch in job.loader(data, batch_size=work.batch_size):
             job.backward(cross_entropy(model(batch.features), batch.label))
             optimizer.step()
             if job.at_step_end:
                 clock.tick()
         paces["farandole"].append(clock.steps_per_s)
-        clock = Clock(num_steps)
+        clock = Clock()
         for step in range(num_steps):
             plain_optimizer.zero_grad()
             for features, label in parts[step % NUM_DISTINCT_BATCHES]:

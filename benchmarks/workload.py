@@ -78,9 +78,7 @@ class Prebuilt:
 
     def __init__(self, workload: Workload, num_steps: int) -> None:
         self._batches = workload.batches()
-        self._shape = ArrayDataset(
-            np.zeros((workload.batch_size * num_steps, 1), np.float32)
-        )
+        self._shape = ArrayDataset(np.zeros((workload.batch_size * num_steps, 1), np.float32))
         self.num_rows = self._shape.num_rows
         self.fingerprint = workload.name
 

@@ -225,6 +225,7 @@ class NetworkComm:
     def __init__(
         self,
         store: _Store,
+        generation: int,
         sockets: _Sockets,
         *,
         rank: int,
@@ -232,7 +233,9 @@ class NetworkComm:
         backend: str,
         timeout: timedelta,
     ) -> None:
-        self._store = store
+        # A store written in Python works only as long as its Python object lives.
+        self._given_store = store
+        self._store = _PrefixStore(f"generation-{generation}", store)
         self._sockets = sockets
         self._rank = rank
         self._world_size = world_size
@@ -285,7 +288,8 @@ class NetworkComm:
                 problem="this build of torch has no NCCL", remedy="use backend = 'gloo'"
             )
         comm = cls(
-            _PrefixStore(f"generation-{generation}", store),
+            store,
+            generation,
             _Sockets(hostname),
             rank=rank,
             world_size=world_size,
