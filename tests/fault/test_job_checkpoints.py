@@ -49,12 +49,14 @@ class Trainer:
         dataset: fa.ArrayDataset | None = None,
         width: int = 8,
         extra: str = "count",
+        max_steps: int | None = None,
     ) -> None:
         self._epochs = epochs
         self._after_step = after_step
         self._dataset = dataset or data()
         self._width = width
         self._extra = extra
+        self._loading: dict[str, Any] = {"batch_size": BATCH_SIZE, "max_steps": max_steps}
 
     def __call__(self, job: fa.Job) -> dict[str, Any]:
         model = nn.Sequential(nn.Linear(4, self._width), nn.Dropout(0.3), nn.Linear(self._width, 1))
@@ -65,7 +67,7 @@ class Trainer:
         )
         count = job.register(self._extra, Count())
         for _ in job.epochs(self._epochs):
-            for batch in job.loader(self._dataset, batch_size=BATCH_SIZE):
+            for batch in job.loader(self._dataset, **self._loading):
                 loss = loss_of(model, batch)
                 job.backward(loss)
                 optimizer.step()
@@ -218,6 +220,15 @@ def test_another_function_is_refused(change: dict[str, Any], said: str, tmp_path
         assert isinstance(end, CheckpointError)
         assert said in str(end)
         assert "resume with the function that wrote it" in str(end)
+
+
+def test_a_shortened_epoch_stays_as_short(tmp_path: Path) -> None:
+    train = Trainer(after_step=interrupted_at(2), max_steps=3)
+    run_inline(train, tmp_path, **EVERY_2)
+    steps: list[int] = []
+    train = Trainer(after_step=lambda job: steps.append(job.step), max_steps=3)
+    assert resume(tmp_path, train)["count"] == 6
+    assert steps == [2, 3, 4, 5]
 
 
 # --- damage ---------------------------------------------------------------------------------

@@ -11,9 +11,9 @@ from torch import nn
 
 import farandole as fa
 
-NUM_ROWS = 60
+NUM_ROWS = 64
 BATCH_SIZE = 16
-STEPS_PER_EPOCH = 4
+STEPS_PER_EPOCH = NUM_ROWS // BATCH_SIZE
 
 
 def train(job: fa.Job, epochs: int, out: str, pause_s: float = 0.0, stuck: bool = False) -> None:

@@ -225,6 +225,7 @@ def evaluate_fixed(job: fa.Job) -> Any:
         return {
             "loss": loss_of(model, batch),
             "score": output,
+            "mean": output.double().mean(),
             "row": batch.row_ids,
             "wide": batch.features,
             "one": 1.0,
@@ -244,6 +245,7 @@ def test_evaluation_counts_every_row_once(workers: int, tmp_path: Path) -> None:
     assert evaluation.rows["row"].tolist() == list(range(NUM_ROWS))
     assert evaluation.metrics == alone.metrics
     assert evaluation.metrics["one"] == pytest.approx(1.0)
+    assert evaluation.metrics["mean"] == pytest.approx(evaluation.rows["score"].mean(), rel=1e-6)
     for name, values in alone.rows.items():
         assert np.array_equal(values, evaluation.rows[name]), name
     table = pq.read_table(run_dir(tmp_path / "n").evaluations / "holdout.parquet")
