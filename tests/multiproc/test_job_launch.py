@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,20 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return torch.load(folder / "weights.pt", weights_only=True)
 
 
+def predict_elsewhere(model: Path) -> str:
+    """Predict in a process that has never seen the code that trained the model."""
+    script = (
+        "import sys, numpy, farandole as fa;"
+        "rows = numpy.ones((3, 4), numpy.float32);"
+        "print(fa.load_model(sys.argv[1]).predict(rows)['output'].shape)"
+    )
+    command = [sys.executable, "-c", script, str(model)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=90, check=True, cwd=model
+    )
+    return done.stdout.strip()
+
+
 @pytest.mark.timeout(240)
 def test_bf16_over_both_paths_equals_one_worker(tmp_path: Path) -> None:
     alone = run(tmp_path / "1", 1, precision="bf16")
@@ -64,5 +79,6 @@ def test_bf16_over_both_paths_equals_one_worker(tmp_path: Path) -> None:
     for other in others:
         assert all(torch.equal(value, other[name]) for name, value in first.items())
     rows = np.ones((3, 4), np.float32)
+    assert predict_elsewhere(network.model) == "(3, 1)"
     predicted = [fa.load_model(result.model).predict(rows)["output"] for result in (alone, network)]
     assert np.array_equal(*predicted)
