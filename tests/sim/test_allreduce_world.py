@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from farandole.plan.slots import slots_of
+from farandole.strategies import allreduce
 from farandole.strategies.allreduce import AllReduce
 from farandole.testing.worlds import SoloWorld, ThreadWorld, Worker
 
@@ -90,6 +91,18 @@ def test_every_world_gives_the_bits_of_one_worker(
         assert records == [
             [f"{rank} in {step}".encode() for rank in range(size)] for step in range(NUM_STEPS)
         ]
+
+
+def test_sums_in_chunks_give_the_same_bits(
+    monkeypatch: pytest.MonkeyPatch, alone: Callable[[int], list[torch.Tensor]]
+) -> None:
+    expected = alone(8)
+    monkeypatch.setattr(allreduce, "_CHUNK", 8)
+    for size in (1, 2, 3):
+        world = SoloWorld() if size == 1 else ThreadWorld()
+        for state, _ in returned(world, size, 8, True, 200):
+            for tensor, other in zip(state, expected, strict=True):
+                assert torch.equal(tensor, other)
 
 
 def test_fast_reduction_is_alike_on_all_workers() -> None:

@@ -10,7 +10,8 @@ from torch import nn
 
 from farandole.comm.single import SingleComm
 from farandole.errors import UsageError
-from farandole.strategies.allreduce import AllReduce
+from farandole.strategies import allreduce
+from farandole.strategies.allreduce import AllReduce, add_up
 
 
 def make(model: nn.Module, num_slots: int, *, allow_unused: bool = False) -> AllReduce:
@@ -162,3 +163,29 @@ def test_closing_leaves_an_ordinary_model() -> None:
         assert parameter.grad is not None
         assert other.grad is not None
         assert torch.equal(parameter.grad, other.grad)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("into", [False, True])
+@pytest.mark.parametrize("num_lefts", [1, 2, 3])
+@pytest.mark.parametrize("rows", [1, 3, 4, 5, 9])
+def test_chunks_change_no_bits(
+    rows: int, num_lefts: int, into: bool, transposed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(allreduce, "_CHUNK", 8)
+
+    def make_tensor() -> torch.Tensor:
+        tensor = torch.randn(2, rows) * 10.0 ** torch.randint(-6, 6, (2, rows))
+        return tensor.t() if transposed else tensor
+
+    torch.manual_seed(rows)
+    lefts, value = [make_tensor() for _ in range(num_lefts)], make_tensor()
+    expected = value
+    for left in lefts:
+        expected = left + expected
+    kept = lefts[-1].clone()
+    out = torch.empty(value.shape) if into else None
+    result = add_up(lefts, value, out=out)
+    assert result is (out if into else lefts[-1])
+    assert torch.equal(result, expected)
+    assert not into or torch.equal(lefts[-1], kept)
