@@ -28,6 +28,8 @@ sys.path.insert(0, str(JOBS))
 
 import endless_job  # noqa: E402
 
+pytestmark = pytest.mark.timeout(300)
+
 # What is promised is 5 s; the rest is for machines that do other things as well.
 ENDS_WITHIN_S = 15.0
 STARTS_WITHIN_S = 90.0

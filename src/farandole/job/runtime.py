@@ -59,15 +59,21 @@ def run_worker(place: Place) -> int:
     """Run a worker to its end; return its exit code. Blocks as long as the job lasts."""
     run = RunDir(place.run_dir)
     rank: int | None = None
+    failure: Failure | None = None
     try:
         with ExitStack() as stack:
             config = run.read_config()
             _set_threads(config.threads)
             comm, members = _connect(place, config, stack)
             rank = comm.rank
-            completion = _run_function(config, run, comm, members, stack)
+            try:
+                completion = _run_function(config, run, comm, members, stack)
+            except BaseException as error:
+                # Now, not when all is closed: of several failures the earliest is reported.
+                failure = Failure.of(error, worker_id=place.worker_id, rank=rank)
+                raise
     except BaseException as error:
-        failure = Failure.of(error, worker_id=place.worker_id, rank=rank)
+        failure = failure or Failure.of(error, worker_id=place.worker_id, rank=rank)
         _log.error("failed: %s", failure.traceback or failure.reason)
         write_failure(run, failure)
         return 1
