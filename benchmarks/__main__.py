@@ -27,6 +27,7 @@ from rich.table import Table
 HERE = Path(__file__).parent
 CONTESTANTS = HERE / "contestants.py"
 TIMEOUT_S = 300
+NUM_STEPS = {"small": 100, "medium": 60, "wide": 60}
 
 
 def call(command: list[str], env: dict[str, str] | None = None) -> None:
@@ -80,11 +81,12 @@ def ratios(paces: list[float], others: list[float]) -> str:
     return spread(a / b for a, b in zip(paces, others, strict=True))
 
 
-def one_worker(folder: Path, rounds: int, console: Console) -> None:
+def one_worker(folder: Path, models: list[str], rounds: int, console: Console) -> None:
     table = Table(title="One worker against a plain loop in the same process")
     for column in ("model", "slots", "Farandole steps/s", "plain", "ratio"):
         table.add_column(column)
-    for workload, num_steps in (("small", 60), ("medium", 30), ("wide", 40)):
+    for workload in models:
+        num_steps = NUM_STEPS[workload] // 2
         for slots in (1, 8):
             out = folder / f"one-{workload}-{slots}.json"
             params = {"workload": workload, "num_steps": num_steps, "rounds": rounds}
@@ -101,12 +103,11 @@ def one_worker(folder: Path, rounds: int, console: Console) -> None:
     console.print(table)
 
 
-def two_workers(folder: Path, rounds: int, console: Console) -> None:
-    table = Table(title="Two workers on one host, two slots: steps/s, and ratios round by round")
+def two_workers(folder: Path, models: list[str], rounds: int, console: Console) -> None:
     names = ("limit", "ddp", "exact", "network exact", "network fast")
-    for column in ("model", *names, "exact/ddp", "exact/limit", "net. exact/ddp", "net. fast/ddp"):
-        table.add_column(column)
-    for workload, num_steps in (("small", 150), ("medium", 60), ("wide", 60)):
+    ratio_names = ("exact/ddp", "exact/limit", "net. exact/ddp", "net. fast/ddp")
+    for workload in models:
+        num_steps = NUM_STEPS[workload]
         paces: dict[str, list[float]] = {name: [] for name in names}
         digests: dict[str, list[float]] = {}
 
@@ -129,27 +130,30 @@ def two_workers(folder: Path, rounds: int, console: Console) -> None:
                 result = json.loads(out.read_text())
                 paces[name].append(result["pace"])
                 digests[name] = result["digest"]
+            said = ", ".join(f"{name} {values[-1]:.1f}" for name, values in paces.items())
+            print(f"{workload}: {said}", file=sys.stderr, flush=True)
         for name in names[2:]:
             if not np.allclose(digests[name], digests["ddp"], rtol=1e-3, atol=1e-2):
                 raise SystemExit(f"{workload}: {name} and ddp computed different things")
+        table = Table(*names, *ratio_names, title=f"Two workers, two slots, {workload} model")
         table.add_row(
-            workload,
             *(spread(paces[name]) for name in names),
             ratios(paces["exact"], paces["ddp"]),
             ratios(paces["exact"], paces["limit"]),
             ratios(paces["network exact"], paces["ddp"]),
             ratios(paces["network fast"], paces["ddp"]),
         )
-    console.print(table)
+        console.print(table)
 
 
-def slots_cost(folder: Path, rounds: int, console: Console) -> None:
+def slots_cost(folder: Path, models: list[str], rounds: int, console: Console) -> None:
     table = Table(title="What slots cost: one worker, steps/s against one slot")
     table.add_column("model (rows a batch)")
     all_slots = (1, 2, 4, 8, 16)
     for slots in all_slots:
         table.add_column(f"{slots} slots")
-    for workload, num_steps in (("small", 60), ("medium", 30), ("wide", 40)):
+    for workload in models:
+        num_steps = NUM_STEPS[workload] // 2
         paces: dict[int, list[float]] = {slots: [] for slots in all_slots}
         for _ in range(rounds):
             for slots in all_slots:
@@ -162,7 +166,7 @@ def slots_cost(folder: Path, rounds: int, console: Console) -> None:
     console.print(table)
 
 
-def time_to_first_step(folder: Path, rounds: int, console: Console) -> None:
+def time_to_first_step(folder: Path, models: list[str], rounds: int, console: Console) -> None:
     table = Table(title="Seconds from command to first step, two workers")
     for column in ("Farandole", "torchrun", "ratio"):
         table.add_column(column)
@@ -191,6 +195,7 @@ PARTS = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("parts", nargs="*", default=list(PARTS), help=f"of {', '.join(PARTS)}")
+    parser.add_argument("--models", nargs="+", choices=NUM_STEPS, default=list(NUM_STEPS))
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
     console = Console(width=160)
@@ -200,7 +205,7 @@ def main() -> None:
     )
     with tempfile.TemporaryDirectory(prefix="farandole-bench-") as folder:
         for part in arguments.parts:
-            PARTS[part](Path(folder), arguments.rounds, console)
+            PARTS[part](Path(folder), arguments.models, arguments.rounds, console)
 
 
 if __name__ == "__main__":
