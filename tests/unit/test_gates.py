@@ -68,9 +68,7 @@ def test_an_optimizer_takes_no_closure(state: StepState, parameter: nn.Parameter
         optimizer.step(lambda: 0.0)
 
 
-def test_hooks_of_an_optimizer_run_once_per_step(
-    state: StepState, parameter: nn.Parameter
-) -> None:
+def test_hooks_of_an_optimizer_run_once_per_step(state: StepState, parameter: nn.Parameter) -> None:
     optimizer = gate_optimizer(torch.optim.SGD([parameter], lr=0.5), state)
     seen: list[str] = []
     optimizer.register_step_pre_hook(lambda *_: seen.append("before"))
