@@ -48,7 +48,10 @@ def _describe(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[
         for name, p in model.named_parameters()
     ]
     lines += [f"buffer {name}: {tuple(b.shape)} {b.dtype}" for name, b in model.named_buffers()]
-    lines.append(f"optimizer {type(optimizer).__name__} of {len(optimizer.param_groups)} groups")
+    for number, group in enumerate(optimizer.param_groups):
+        options = {name: value for name, value in group.items() if name != "params"}
+        what = f"{type(optimizer).__name__} group {number}: {len(group['params'])} parameters"
+        lines.append(f"optimizer {what}, {options}")
     return lines
 
 

@@ -196,11 +196,12 @@ class Job:
             tensors = [t.detach() for t in (*model.parameters(), *model.buffers())]
             self._comm.broadcast("initial weights", tensors)
         self._keeper.add("model", model)
-        self._keeper.add("optimizer", made)
         gate_optimizer(made, self._state)
-        if scheduler is None:
+        schedule = None if scheduler is None else scheduler(made)
+        # After the scheduler is made: making it sets the learning rate to that of step 0.
+        self._keeper.add("optimizer", made)
+        if schedule is None:
             return model, made
-        schedule = scheduler(made)
         self._keeper.add("scheduler", schedule)
         gate_scheduler(schedule, self._state)
         return model, made, schedule
@@ -407,6 +408,7 @@ class Job:
         self._slot = slot
         self._weight = weight
         self._slot_weight = slot_weight
+        self._step_metrics.begin_batch()
         self._state.hand_out(last=last)
 
     def _take_back(self) -> None:
@@ -454,7 +456,8 @@ class Job:
         Raises
         ------
         UsageError
-            No batch is at hand, or a value is not one number.
+            No batch is at hand, a value is not one number, or a name was logged for the batch
+            already.
         """
         if not self._state.inside:
             self._state.check_whole()

@@ -50,10 +50,12 @@ class AllReduce:
         self._bucket_bytes = bucket_bytes
         self._steps = fold_steps(slots, num_slots)
         self._num_subtrees = len(subtrees(slots, num_slots))
+        self._holds_last_slot = slots[-1] == num_slots - 1
         self._reducer: Reducer | None = None
         self._hooks: list[Any] = []
         # One microstep's fold, set before its backward pass and read by the hooks.
-        self._step: FoldStep | None = None
+        self._take: Callable[[int, torch.Tensor], None] | None = None
+        self._partial: dict[int, torch.Tensor] = {}
         self._chain: list[list[torch.Tensor]] = []
         self._held: list[list[torch.Tensor]] = []
         self._announce = False
@@ -66,12 +68,12 @@ class AllReduce:
         self._allow_unused = allow_unused
         # With one slot, what the slot leaves in the buffers is the result already.
         buffers = list(model.buffers()) if self._num_slots > 1 else []
-        # Floating ones first: these are averaged, the others only start each slot alike.
-        self._all_buffers = sorted(buffers, key=lambda buffer: not buffer.is_floating_point())
+        # Those that can be added come first; the others only start each slot alike.
+        self._all_buffers = sorted(buffers, key=lambda buffer: not _can_be_added(buffer))
         self._all_base = [torch.empty_like(buffer) for buffer in self._all_buffers]
-        num_floating = sum(buffer.is_floating_point() for buffer in buffers)
-        self._buffers = self._all_buffers[:num_floating]
-        self._base = self._all_base[:num_floating]
+        num_added = sum(map(_can_be_added, buffers))
+        self._buffers = self._all_buffers[:num_added]
+        self._base = self._all_base[:num_added]
         self._num_tensors = len(self._parameters) + len(self._buffers)
         self._folded: list[torch.Tensor | None] = [None] * self._num_tensors
         self._targets: list[list[torch.Tensor]] = []
@@ -106,6 +108,7 @@ class AllReduce:
                 parameter.grad = None
             # The last step's gradients make room for this one's activations.
             self._held, self._folded, self._chain = [], [], []
+            self._partial = {}
             if self._all_buffers:
                 _copy_all(self._all_base, self._all_buffers)
         elif self._all_buffers:
@@ -128,15 +131,14 @@ class AllReduce:
             Rows of the slot over rows of the step; None if more of the slot's rows will follow.
         """
         if slot_weight is None:
-            _run_backward(loss, weight)
+            self._run_backward(loss, weight, self._collect)
             return
         step = self._steps[position]
-        self._begin_fold(step, last=position == len(self._steps) - 1)
-        try:
-            _run_backward(loss, weight)
-        finally:
-            self._step = None
-        self._fold_rest(step, slot_weight)
+        last = position == len(self._steps) - 1
+        self._begin_fold(step, last=last)
+        self._run_backward(loss, weight, self._fold_whole)
+        self._fold_rest(slot_weight, last_of_all=last and self._holds_last_slot)
+        self._partial = {}
         del self._held[len(self._held) - step.num_merges :]
         if self._target is None:
             self._held.append(self._folded)  # type: ignore[arg-type]
@@ -152,16 +154,38 @@ class AllReduce:
         if self._announce:
             self._pending = list(self._bucket_sizes)
             self._next_bucket = 0
-        self._step = step
+
+    def _run_backward(
+        self, loss: torch.Tensor, weight: float, take: Callable[[int, torch.Tensor], None]
+    ) -> None:
+        self._take = take
+        try:
+            if weight == 1.0:
+                loss.backward()
+            else:
+                loss.backward(gradient=torch.full_like(loss, weight))
+        finally:
+            self._take = None
 
     def _hook(self, index: int) -> Callable[[torch.Tensor], None]:
-        def fold(parameter: torch.Tensor) -> None:
-            if self._step is not None:
+        def take_away(parameter: torch.Tensor) -> None:
+            if self._take is not None:
                 gradient = parameter.grad
+                # Nothing is left for clipping or zero_grad to change before the step is whole.
                 parameter.grad = None
-                self._fold(index, gradient)  # type: ignore[arg-type]
+                self._take(index, gradient)  # type: ignore[arg-type]
 
-        return fold
+        return take_away
+
+    def _collect(self, index: int, gradient: torch.Tensor) -> None:
+        """Keep the gradient of a piece of a slot, as autograd would accumulate it."""
+        before = self._partial.get(index)
+        self._partial[index] = gradient if before is None else before.add_(gradient)
+
+    def _fold_whole(self, index: int, gradient: torch.Tensor) -> None:
+        """Fold the gradient of a slot, whose earlier pieces may have been kept."""
+        before = self._partial.pop(index, None) if self._partial else None
+        self._fold(index, gradient if before is None else before.add_(gradient))
 
     def _fold(self, index: int, value: torch.Tensor) -> None:
         """Add the held values to one tensor's new value, and put the sum where it belongs."""
@@ -169,6 +193,11 @@ class AllReduce:
             raise UsageError(
                 problem=f"parameter {self._names[index]!r} has a sparse gradient",
                 remedy="build its module with sparse=False",
+            )
+        if self._fired[index]:
+            raise UsageError(
+                problem=f"parameter {self._names[index]!r} got its gradient in several parts",
+                remedy="use torch.utils.checkpoint with use_reentrant=False",
             )
         self._fired[index] = 1
         self._num_fired += 1
@@ -191,25 +220,33 @@ class AllReduce:
             self._next_bucket += 1
             self._reducer.ready(self._next_bucket - 1)  # type: ignore[union-attr]
 
-    def _fold_rest(self, step: FoldStep, slot_weight: float) -> None:
+    def _fold_rest(self, slot_weight: float, *, last_of_all: bool) -> None:
         """Fold what the hooks did not see: parameters without a gradient, and buffers."""
         num_parameters = len(self._parameters)
         if self._num_fired == self._num_tensors:
             return
-        missing = [i for i in range(num_parameters) if not self._fired[i]]
-        if missing and not self._allow_unused:
-            names = ", ".join(self._names[i] for i in missing[:_SHOWN_NAMES])
-            more = f" and {len(missing) - _SHOWN_NAMES} more" if len(missing) > _SHOWN_NAMES else ""
-            raise UsageError(
-                problem=f"no gradient reached {names}{more}",
-                remedy="use them in the loss, set requires_grad=False, or pass "
-                "job.prepare(..., allow_unused=True) to count them as zero",
-            )
         with torch.no_grad():
+            for index, gradient in self._partial.items():
+                self._fold(index, gradient)
+            missing = [i for i in range(num_parameters) if not self._fired[i]]
+            if missing and not self._allow_unused:
+                raise self._no_gradient(missing)
             for index in missing:
                 self._fold(index, torch.zeros_like(self._parameters[index]))
             for offset, (buffer, base) in enumerate(zip(self._buffers, self._base, strict=True)):
-                self._fold(num_parameters + offset, (buffer - base).mul_(slot_weight))
+                change = buffer - base
+                # Whole numbers cannot be averaged: they are what the job's last slot makes them.
+                change.mul_(slot_weight if change.is_floating_point() else int(last_of_all))
+                self._fold(num_parameters + offset, change)
+
+    def _no_gradient(self, missing: list[int]) -> UsageError:
+        names = ", ".join(self._names[i] for i in missing[:_SHOWN_NAMES])
+        more = f" and {len(missing) - _SHOWN_NAMES} more" if len(missing) > _SHOWN_NAMES else ""
+        return UsageError(
+            problem=f"no gradient reached {names}{more}",
+            remedy="use them in the loss, set requires_grad=False, or pass "
+            "job.prepare(..., allow_unused=True) to count them as zero",
+        )
 
     # --- one step ---------------------------------------------------------------------------
 
@@ -274,8 +311,5 @@ def _copy_all(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
             target.copy_(source)
 
 
-def _run_backward(loss: torch.Tensor, weight: float) -> None:
-    if weight == 1.0:
-        loss.backward()
-    else:
-        loss.backward(gradient=torch.full_like(loss, weight))
+def _can_be_added(buffer: torch.Tensor) -> bool:
+    return buffer.dtype is not torch.bool

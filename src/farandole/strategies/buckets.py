@@ -35,11 +35,24 @@ class Layout:
     def views(
         self, tensors: Sequence[torch.Tensor], region: Callable[[int], torch.Tensor]
     ) -> list[torch.Tensor]:
-        """Return a view of a bucket's vector, shaped like its tensor, for every tensor."""
+        """Return a view of a bucket's vector for every tensor, laid out as autograd would."""
         return [
-            region(place.bucket)[place.offset : place.offset + tensor.numel()].view(tensor.shape)
+            _like(region(place.bucket)[place.offset : place.offset + tensor.numel()], tensor)
             for tensor, place in zip(tensors, self.places, strict=True)
         ]
+
+
+def _like(vector: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    """Return a vector in a tensor's shape, and in its strides unless these leave gaps.
+
+    A gradient has the strides of its parameter; norms, say, are summed in their order.
+    """
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1 and stride != expected:
+            return vector.view(tensor.shape)
+        expected *= size
+    return vector.as_strided(tensor.shape, tensor.stride(), vector.storage_offset())
 
 
 def lay_out(
