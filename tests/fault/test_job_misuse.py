@@ -19,7 +19,7 @@ from farandole.job.rundir import RunDir
 JOBS = Path(__file__).parent.parent / "jobs"
 sys.path.insert(0, str(JOBS))
 
-from inline_job import BATCH_SIZE, data, loss_of, run_inline, sgd  # noqa: E402
+from inline_job import BATCH_SIZE, NUM_ROWS, data, loss_of, run_inline, sgd  # noqa: E402
 
 Misuse = Callable[[fa.Job], Any]
 MISUSES: list[tuple[Misuse, str]] = []
@@ -330,6 +330,14 @@ def log_text(job: fa.Job) -> None:
         job.log(loss="low")
 
 
+@misuse(r"'loss' was logged twice for one batch")
+def log_twice(job: fa.Job) -> None:
+    model, _ = prepare(job)
+    for batch in batches(job):
+        job.log(loss=loss_of(model, batch))
+        job.log(loss=1.0)
+
+
 @misuse(r"job\.evaluate was called in the middle of a step; .*job\.at_step_end")
 def evaluate_in_the_middle(job: fa.Job) -> None:
     model, _ = prepare(job)
@@ -350,6 +358,21 @@ def evaluate_to_a_tensor(job: fa.Job) -> None:
     model, _ = prepare(job)
     function: Any = lambda batch: model(batch.features)  # noqa: E731
     job.evaluate(function, data(), batch_size=10)
+
+
+@misuse(r"the evaluation function returned an empty dict; return a dict of means")
+def evaluate_to_nothing(job: fa.Job) -> None:
+    job.evaluate(lambda batch: {}, data(), batch_size=10)
+
+
+@misuse(r"the evaluation function returned an empty dict")
+def evaluate_to_nothing_on_one_worker_of_two(job: fa.Job) -> None:
+    job.evaluate(lambda batch: {}, data(), batch_size=NUM_ROWS)
+
+
+@misuse(r"the evaluation function returned y for some batches only")
+def evaluate_to_nothing_at_first(job: fa.Job) -> None:
+    job.evaluate(lambda batch: {"y": 1.0} if batch.row_ids[0] else {}, data(), batch_size=30)
 
 
 @misuse(r"the evaluation function returned 'y' with shape \(1, 2\) .* for \d+ rows")

@@ -36,6 +36,7 @@ def combined(slots: list[tuple[float, float | None]], world_size: int) -> dict[s
         for slot in slots_of(rank, world_size, len(slots)):
             weight, value = slots[slot]
             if value is not None:
+                metrics.begin_batch()
                 metrics.add(slot, weight, {"loss": torch.tensor(value, dtype=torch.float64)})
         metrics.set_alike({"lr": 0.25})
         summaries.append(json.loads(json.dumps(metrics.summary())))
@@ -72,9 +73,37 @@ def test_the_sum_is_the_trees() -> None:
 def test_pieces_of_a_slot_are_added_up() -> None:
     metrics = StepMetrics()
     metrics.add(0, 0.25, {"loss": 1.0})
+    metrics.begin_batch()
     metrics.add(0, 0.75, {"loss": torch.tensor([3.0])})
     assert metrics.summary()["slots"] == {0: {"loss": (2.5, 1.0)}}
     assert combine([metrics.summary()], 1) == {"loss": 2.5}
+
+
+def test_what_some_pieces_of_every_slot_log_is_their_mean() -> None:
+    metrics = StepMetrics()
+    for slot in range(2):
+        metrics.begin_batch()
+        metrics.add(slot, 0.25, {"loss": 1.0, "norm": 3.0})
+        metrics.begin_batch()
+        metrics.add(slot, 0.25, {"loss": 2.0})
+    assert combine([metrics.summary()], 2) == {"loss": 1.5, "norm": 3.0}
+
+
+def test_a_sum_of_weights_that_rounding_moved_is_not_divided_by() -> None:
+    weights = [rows / 21 for rows in range(1, 7)]
+    leaves = [(Node(0, slot), weight) for slot, weight in enumerate(weights)]
+    assert tree_sum(leaves, 6, lambda a, b: a + b) != 1.0
+    leaves = [(node, weight * 0.7) for node, weight in leaves]
+    slots: list[tuple[float, float | None]] = [(weight, 0.7) for weight in weights]
+    assert combined(slots, 3)["loss"] == tree_sum(leaves, 6, lambda a, b: a + b)
+
+
+def test_a_name_is_logged_once_for_a_batch() -> None:
+    metrics = StepMetrics()
+    metrics.add(0, 1.0, {"loss": 1.0})
+    metrics.add(0, 1.0, {"hits": 1.0})
+    with pytest.raises(UsageError, match="'loss' was logged twice for one batch; log it once"):
+        metrics.add(0, 1.0, {"loss": 1.0})
 
 
 def test_tensors_are_kept_without_their_graph() -> None:

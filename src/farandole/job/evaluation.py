@@ -89,7 +89,12 @@ def evaluate(
     finally:
         blocks.close()
     payloads = comm.all_gather(f"evaluate {name}", _pack(results))
-    parts = [part for part in map(_unpack, payloads) if part]
+    parts = [_unpack(payload) for payload in payloads if payload]
+    if not any(parts):
+        raise UsageError(
+            problem="the evaluation function returned an empty dict",
+            remedy="return a dict of means (numbers) and of values per row (1-D tensors)",
+        )
     for part in parts:
         if part.keys() != parts[0].keys():
             raise _mixed_keys(parts[0], part)
@@ -138,6 +143,7 @@ def _mixed_keys(first: Mapping[str, Any], other: Mapping[str, Any]) -> UsageErro
 
 
 def _pack(results: list[dict[str, np.ndarray]]) -> bytes:
+    """Return all units' results in one, or nothing of a rank without units."""
     if not results:
         return b""
     buffer = io.BytesIO()
@@ -147,8 +153,6 @@ def _pack(results: list[dict[str, np.ndarray]]) -> bytes:
 
 
 def _unpack(payload: bytes) -> dict[str, np.ndarray]:
-    if not payload:
-        return {}
     with np.load(io.BytesIO(payload), allow_pickle=False) as arrays:
         return dict(arrays)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
 import time
 from collections.abc import Mapping
@@ -29,11 +30,22 @@ class StepMetrics:
     def __init__(self) -> None:
         self._logged: list[tuple[int, float, str, Any]] = []
         self._alike: dict[str, Any] = {}
+        self._of_batch: set[str] = set()
+
+    def begin_batch(self) -> None:
+        """Note that what is added from now on is of another batch."""
+        self._of_batch.clear()
 
     def add(self, slot: int, weight: float, values: Mapping[str, Any]) -> None:
         """Log means over rows; `weight` is these rows' share of the step."""
         for name, value in values.items():
+            if name in self._of_batch:
+                raise UsageError(
+                    problem=f"{name!r} was logged twice for one batch",
+                    remedy="log it once, or give the second value a name of its own",
+                )
             self._logged.append((slot, weight, name, _scalar(name, value)))
+            self._of_batch.add(name)
 
     def set_alike(self, values: Mapping[str, Any]) -> None:
         """Log values of the whole step, alike on every worker."""
@@ -55,7 +67,8 @@ def combine(summaries: list[dict[str, Any]], num_slots: int) -> dict[str, float]
     """Return the values of a step from all workers' summaries, in rank order.
 
     Means over rows are added in the tree's order in float64: the same bits for any number of
-    workers. A name that some slots did not log is averaged over the rows of those that did.
+    workers. A name that was not logged for all batches is averaged over the rows of those for
+    which it was.
     """
     by_name: dict[str, dict[int, _Pair]] = {}
     for summary in summaries:
@@ -67,7 +80,7 @@ def combine(summaries: list[dict[str, Any]], num_slots: int) -> dict[str, float]
         leaves = [(Node(0, slot), pairs.get(slot)) for slot in range(num_slots)]
         total = tree_sum(leaves, num_slots, _add)
         assert total is not None
-        whole = len(pairs) == num_slots
+        whole = math.isclose(total[1], 1.0, rel_tol=0.0, abs_tol=1e-9)  # up to rounding
         values[name] = total[0] if whole else total[0] / total[1]
     values.update(summaries[0]["alike"])
     return values
