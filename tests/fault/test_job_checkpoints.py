@@ -300,7 +300,7 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_used(
     assert [event["step"] for event in events(run, "resume")] == [2]
     said = [event["message"] for event in events(run, "warning") if str(newest) in event["message"]]
     assert len(said) == 1
-    assert said[0].endswith("remove it; the one before it is used")
+    assert said[0].endswith("it is left as refused-step-0000000004; the one before it is used")
 
 
 def test_no_whole_checkpoint_at_all_starts_anew_with_warnings(

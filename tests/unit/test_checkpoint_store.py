@@ -157,3 +157,12 @@ def test_the_newest_usable_one(store: CheckpointStore) -> None:
     assert found[0] == 1
     assert [error.path for error in refused] == [str(store.path(3)), str(store.path(2))]
     assert found[3] == {"seed": 5}
+
+
+def test_refused_ones_are_kept_under_another_name(store: CheckpointStore) -> None:
+    write(store, 1)
+    for attempt in ("refused-step-0000000002", "refused-step-0000000002.2"):
+        (write(store, 2) / "manifest.json").unlink()
+        assert newest_usable(store, lambda error: None) is not None
+        assert store.steps() == [1]
+        assert (store.folder / attempt).is_dir()

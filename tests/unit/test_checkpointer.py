@@ -93,6 +93,12 @@ def test_the_newest_are_kept(store: MemoryStore) -> None:
     assert store.steps() == [3, 4]
 
 
+def test_later_ones_that_were_refused_cost_no_good_one(store: MemoryStore) -> None:
+    store.held = {step: ({}, {}) for step in (8, 9, 10)}
+    save(make(store, keep=2), 3, 4, 5)
+    assert store.steps() == [4, 5, 8, 9, 10]
+
+
 def test_the_best_is_kept_too(store: MemoryStore) -> None:
     checkpointer = make(store, keep=1, best="holdout/loss")
     save(checkpointer, 1, 2)

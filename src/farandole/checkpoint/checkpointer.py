@@ -115,16 +115,17 @@ class Checkpointer:
         start = time.monotonic()
         try:
             self._store.write(step, tensors, skeleton, about)
-            self._prune()
+            self._prune(step)
         except BaseException as error:
             self._error = error
         else:
             self._committed(step, time.monotonic() - start)
 
-    def _prune(self) -> None:
-        newest = self._store.steps()[-self._config.keep :]
-        for step in self._store.steps():
-            if step not in newest and step != self._best_step:
+    def _prune(self, written: int) -> None:
+        # Only this one and those before it are known to be of use: a later one may be torn.
+        steps = [step for step in self._store.steps() if step <= written]
+        for step in steps[: -self._config.keep]:
+            if step != self._best_step:
                 self._store.remove(step)
 
 
@@ -132,6 +133,9 @@ def newest_usable(
     store: CheckpointStore, refused: Callable[[CheckpointError], None]
 ) -> tuple[int, dict[str, torch.Tensor], Any, dict[str, Any]] | None:
     """Read the newest checkpoint that is whole; None if there is none.
+
+    Newer ones that cannot be used are renamed to ``refused-step-<number>``, so that neither a
+    later resume nor the number of checkpoints to keep takes them into account.
 
     Parameters
     ----------
@@ -143,5 +147,7 @@ def newest_usable(
         try:
             return step, *store.read(step)
         except CheckpointError as error:
-            refused(error)
+            name = store.set_aside(step).name
+            remedy = f"it is left as {name}; the one before it is used"
+            refused(CheckpointError(path=error.path, problem=error.problem, remedy=remedy))
     return None

@@ -120,6 +120,22 @@ class CheckpointStore:
             path.rename(doomed)
         shutil.rmtree(doomed, ignore_errors=True)
 
+    def set_aside(self, step: int) -> Path:
+        """Rename a checkpoint that cannot be used, so that it is none any more; return its path.
+
+        It is kept for whoever wants to know what happened to it. Where it cannot be renamed it
+        stays as it is.
+        """
+        path = self.path(step)
+        aside, number = path.with_name(f"refused-{path.name}"), 1
+        while aside.exists():
+            number += 1
+            aside = path.with_name(f"refused-{path.name}.{number}")
+        try:
+            return path.rename(aside)
+        except OSError:
+            return path
+
     def sweep(self) -> None:
         """Remove what interrupted writes have left. Nobody else may be writing."""
         if not self.folder.is_dir():
