@@ -56,7 +56,9 @@ class CheckpointConfig(_Section):
     every_steps: int | None = Field(default=None, ge=1, description="write every N committed steps")
     every_s: float | None = Field(default=60.0, gt=0, description="write every N seconds")
     keep: int = Field(default=2, ge=1, description="how many of the newest to keep")
-    best: str | None = Field(default=None, description="also keep the best by this logged metric")
+    best: str | None = Field(
+        default=None, description="also keep the best by this evaluation's `name/metric`"
+    )
     mode: Literal["min", "max"] = Field(
         default="min", description="whether a smaller or larger is best"
     )

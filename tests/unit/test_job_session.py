@@ -6,6 +6,7 @@ import copy
 import sys
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ import torch
 from torch import nn
 
 import farandole as fa
+from farandole.checkpoint.store import CheckpointStore
+from farandole.checkpoint.tree import unflatten
 from farandole.errors import JobStoppedError
 from farandole.job.ends import Completion
 from farandole.job.rundir import RunDir
@@ -272,6 +275,65 @@ def test_evaluating_changes_nothing_of_the_training(tmp_path: Path) -> None:
     assert all(torch.equal(never[name], often[name]) for name in never)
     steps = [record["step"] for record in records(tmp_path / "b", "evaluation")]
     assert steps == list(range(1, 2 * NUM_STEPS + 1))
+
+
+def train_judging(job: fa.Job, losses: dict[int, float], name: str = "holdout") -> None:
+    """Evaluate after some steps, within the loop."""
+    model, optimizer = job.prepare(fixed_model(), sgd)
+    for _ in job.epochs(1):
+        for batch in job.loader(data(), batch_size=BATCH_SIZE):
+            job.backward(loss_of(model, batch))
+            optimizer.step()
+            job.log(logged=1.0)
+            if job.at_step_end and job.step + 1 in losses:
+                loss = losses[job.step + 1]
+                job.evaluate(lambda _, loss=loss: {"loss": loss}, data(), name=name)
+
+
+def warnings_of(folder: Path) -> list[str]:
+    events = run_dir(folder).events()
+    return [e["message"] for e in events if e["kind"] == "warning" and "best" in e["message"]]
+
+
+@pytest.mark.parametrize("every_steps", [None, 1])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_evaluation_within_the_loop_decides_about_the_best(
+    workers: int, every_steps: int | None, tmp_path: Path
+) -> None:
+    settings = {
+        "checkpoint.every_steps": every_steps,
+        "checkpoint.every_s": 3600.0,
+        "checkpoint.keep": 1,
+        "checkpoint.best": "holdout/loss",
+    }
+    losses = {1: 0.5, 2: 0.25, 3: 0.75}
+    train = partial(train_judging, losses=losses)
+    value_of(run_inline(train, tmp_path, workers=workers, **settings))
+    store = CheckpointStore(run_dir(tmp_path).checkpoints)
+    assert store.steps() == [2, NUM_STEPS]
+    _, _, about = store.read(NUM_STEPS)
+    assert about["best"] == {"step": 2, "value": 0.25}
+    tensors, skeleton, _ = store.read(2)
+    assert unflatten(tensors, skeleton)["position"]["row"] == 2 * BATCH_SIZE
+    assert warnings_of(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("best", "losses", "hint"),
+    [
+        ("logged", {1: 0.5}, "the nearest that one gave is 'holdout/loss'"),
+        ("holdout/los", {1: 0.5}, "the nearest that one gave is 'holdout/loss'"),
+        ("holdout/loss", {}, "there was none"),
+    ],
+)
+def test_a_best_that_no_evaluation_gave_is_warned_of(
+    best: str, losses: dict[int, float], hint: str, tmp_path: Path
+) -> None:
+    train = partial(train_judging, losses=losses)
+    value_of(run_inline(train, tmp_path, workers=2, **{"checkpoint.best": best}))
+    (warning,) = warnings_of(tmp_path)
+    assert warning.startswith(f"checkpoint.best = {best!r}: no evaluation gave it")
+    assert warning.endswith(hint)
 
 
 # --- stopping -------------------------------------------------------------------------------

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -104,16 +105,26 @@ class StateKeeper:
         if self._checkpointer is not None and self._checkpointer.due(step):
             self.save(step, position)
 
-    def keep_best(
-        self, step: int, position: Position, name: str, metrics: Mapping[str, float]
-    ) -> None:
-        """Save if an evaluation is the best so far by the metric that the configuration names."""
-        if self._checkpointer is not None:
-            for key, value in metrics.items():
-                if self._checkpointer.improves(f"{name}/{key}", value):
-                    self.save(step, position, best=True)
+    def keep_best(self, step: int, position: Position, metrics: Mapping[str, float]) -> bool:
+        """Save if evaluations are the best so far by the metric that the configuration names.
+
+        `metrics` has names such as ``holdout/loss``. Returns whether it saved.
+        """
+        if self._checkpointer is None:
+            return False
+        improved = [self._checkpointer.improves(name, value) for name, value in metrics.items()]
+        if any(improved):
+            self.save(step, position, best=True)
+        return any(improved)
 
     def close(self) -> None:
         """Wait for a checkpoint that is being written."""
         if self._checkpointer is not None:
             self._checkpointer.close()
+
+
+def describe_missing(best: str, names: Iterable[str]) -> str:
+    """Return what to say if no evaluation gave the metric that decides about the best."""
+    nearest = difflib.get_close_matches(best, sorted(names), n=1, cutoff=0.0)
+    hint = f"the nearest that one gave is {nearest[0]!r}" if nearest else "there was none"
+    return f"checkpoint.best = {best!r}: no evaluation gave it, so no best was kept; {hint}"

@@ -22,6 +22,7 @@ from farandole.job.evaluation import (
     write_rows,
 )
 from farandole.job.gates import gate_optimizer, gate_scheduler
+from farandole.job.keeper import describe_missing
 from farandole.job.likeness import check_alike, check_same
 from farandole.job.loader import Loader
 from farandole.job.metrics import StepMetrics, combine
@@ -83,6 +84,8 @@ class Job:
         self._in_epochs = False
         self._step_metrics = StepMetrics()
         self._pending: tuple[dict[str, Any], dict[str, Any]] | None = None
+        self._evaluated: set[str] = set()
+        self._evaluated_in_step: dict[str, float] = {}
         self._stop_request: str | None = None
         self._stop_agreed: str | None = None
         self._planned = False
@@ -393,9 +396,7 @@ class Job:
                 f"{self.config.slots} slots; it would train faster with --slots {better} or with "
                 f"batches of {self.config.slots * FEW_ROWS_PER_SLOT} rows"
             )
-            self._recorder.event("warning", message=text)
-            if self.rank == 0:
-                _log.warning(text)
+            self._warn(text)
 
     def _begin_slot(self, position: int) -> None:
         assert self._strategy is not None
@@ -424,7 +425,9 @@ class Job:
         if self._comm.world_size == 1:
             self._record_step([self._pending[1]])
             self._stop_agreed = self._stop_request
-        self._keeper.save_if_due(self.step, self._place())
+        evaluated, self._evaluated_in_step = self._evaluated_in_step, {}
+        if not self._keeper.keep_best(self.step, self._place(), evaluated):
+            self._keeper.save_if_due(self.step, self._place())
         if self._stop_agreed is not None:
             self._flush_metrics()
             self._keeper.save(self.step, self._place(), wait=True)
@@ -548,13 +551,16 @@ class Job:
                 step=step,
             )
         self._seed_between_steps()
-        metrics = evaluation.metrics
-        self.metrics.update({f"{name}/{key}": value for key, value in metrics.items()})
-        self._recorder.metrics("evaluation", step, metrics, name=name, epoch=self.epoch)
+        self._recorder.metrics("evaluation", step, evaluation.metrics, name=name, epoch=self.epoch)
+        metrics = {f"{name}/{key}": value for key, value in evaluation.metrics.items()}
+        self.metrics.update(metrics)
+        self._evaluated.update(metrics)
         if self._recorder.active and evaluation.rows:
             write_rows(evaluation, self._recorder.run.evaluations / f"{name}.parquet")
-        if not self._state.inside:
-            self._keeper.keep_best(self.step, self._place(), name, metrics)
+        if self._state.inside:
+            self._evaluated_in_step.update(metrics)
+        else:
+            self._keeper.keep_best(self.step, self._place(), metrics)
         return evaluation
 
     def save(
@@ -595,7 +601,27 @@ class Job:
     def finish(self) -> None:
         """Check that all loops were read to their end, and write the last checkpoint."""
         self._state.check_outside("the end of the training function")
+        self._check_best()
         self._keeper.save(self.step, self._place(), wait=True)
+
+    def _check_best(self) -> None:
+        """Warn if no evaluation, of this start or an earlier one, gave `checkpoint.best`."""
+        best = self.config.checkpoint.best
+        if best is None or best in self._evaluated or not self._recorder.active:
+            return
+        names = self._evaluated.union(
+            f"{record['name']}/{key}"
+            for record in self._recorder.run.metrics()
+            if record["kind"] == "evaluation"
+            for key in record["values"]
+        )
+        if best not in names:
+            self._warn(describe_missing(best, names))
+
+    def _warn(self, text: str) -> None:
+        self._recorder.event("warning", message=text)
+        if self._recorder.active:
+            _log.warning(text)
 
     def close(self) -> None:
         """Free what the job holds, also after an error. Waits for a checkpoint being written."""
