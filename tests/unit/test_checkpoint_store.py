@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from pathlib import Path
@@ -143,6 +144,16 @@ def test_an_error_at_any_stage_leaves_what_was(
                 write(store, step, 2.0)
     assert [entry.name for entry in store.folder.iterdir()] == ["step-0000000001"]
     assert float(read(store, 1)[0]["w"][0, 0]) == 1.0
+
+
+def test_nothing_is_committed_before_what_is_to_precede_it(store: CheckpointStore) -> None:
+    def fail() -> None:
+        assert store.steps() == []
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.raises(CheckpointError, match="free some space"):
+        store.write(1, {}, {}, {}, fail)
+    assert list(store.folder.iterdir()) == []
 
 
 def test_the_newest_usable_one(store: CheckpointStore) -> None:

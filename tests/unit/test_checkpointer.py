@@ -31,10 +31,19 @@ class MemoryStore(CheckpointStore):
     def steps(self) -> list[int]:
         return sorted(self.held)
 
-    def write(self, step: int, tensors: Any, skeleton: Any, about: dict[str, Any]) -> Path:
+    def write(
+        self,
+        step: int,
+        tensors: Any,
+        skeleton: Any,
+        about: dict[str, Any],
+        before_commit: Any = None,
+    ) -> Path:
         assert self.may_write.wait(30)
         if self.error is not None:
             raise self.error
+        if before_commit is not None:
+            before_commit()
         self.held[step] = (dict(tensors), about)
         return self.path(step)
 
@@ -155,6 +164,17 @@ def test_commits_are_told(store: MemoryStore) -> None:
     with pytest.raises(CheckpointError):
         save(checkpointer, 3)
     assert told == [1, 2]
+
+
+def test_what_is_to_precede_a_commit_is_called_by_the_writing_thread(store: MemoryStore) -> None:
+    seen: list[tuple[str, list[int]]] = []
+
+    def before_commit() -> None:
+        seen.append((threading.current_thread().name, store.steps()))
+
+    checkpointer = Checkpointer(store, CheckpointConfig(), lambda *_: None, before_commit)
+    save(checkpointer, 1, 2)
+    assert seen == [("checkpoint", []), ("checkpoint", [1])]
 
 
 @pytest.mark.parametrize("call", ["due", "wait", "save"])

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farandole.errors import UsageError
+from farandole.job import metrics as metrics_module
 from farandole.job.metrics import MetricsWriter, StepMetrics, combine
 from farandole.plan.slots import slots_of
 from farandole.plan.tree import Node, tree_sum
@@ -183,8 +184,24 @@ def test_a_torn_line_is_cut_off_and_written_anew(tmp_path: Path) -> None:
     ]
 
 
+def test_flushed_lines_are_in_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics_module, "FLUSH_S", 1e6)  # nothing is written unasked
+    path = tmp_path / "metrics.jsonl"
+    writer = MetricsWriter(path)
+    writer.flush()
+    for step in (1, 2, 3):
+        writer.write("step", step, {"loss": 1.0})
+        writer.flush()
+        writer.flush()
+        assert [line["step"] for line in lines(path)] == list(range(1, step + 1))
+    writer.close()
+
+
 def test_a_file_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     writer = MetricsWriter(tmp_path / "nowhere" / "metrics.jsonl")
+    writer._thread.join()
+    with pytest.raises(FileNotFoundError):
+        writer.flush()
     with pytest.raises(FileNotFoundError):
         writer.close()
     with pytest.raises(FileNotFoundError):

@@ -25,6 +25,9 @@ class Checkpointer:
     config : CheckpointConfig
     committed : callable
         Called with (step, seconds) after each commit, from the writing thread.
+    before_commit : callable, optional
+        Called before each commit, from the writing thread: puts on the disk what a job that
+        goes on from this checkpoint does not compute again.
     """
 
     def __init__(
@@ -32,10 +35,12 @@ class Checkpointer:
         store: CheckpointStore,
         config: CheckpointConfig,
         committed: Callable[[int, float], None],
+        before_commit: Callable[[], None] | None = None,
     ) -> None:
         self._store = store
         self._config = config
         self._committed = committed
+        self._before_commit = before_commit
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         self._last_time = time.monotonic()
@@ -114,7 +119,7 @@ class Checkpointer:
     ) -> None:
         start = time.monotonic()
         try:
-            self._store.write(step, tensors, skeleton, about)
+            self._store.write(step, tensors, skeleton, about, self._before_commit)
             self._prune(step)
         except BaseException as error:
             self._error = error

@@ -59,12 +59,18 @@ class CheckpointStore:
         return sorted(int(match[1]) for match in names if match)
 
     def write(
-        self, step: int, tensors: Mapping[str, torch.Tensor], skeleton: Any, about: dict[str, Any]
+        self,
+        step: int,
+        tensors: Mapping[str, torch.Tensor],
+        skeleton: Any,
+        about: dict[str, Any],
+        before_commit: Callable[[], None] | None = None,
     ) -> Path:
         """Write and commit one checkpoint. Blocks until it is on the disk.
 
         A committed checkpoint of the same step is replaced: it may hold an earlier position of
-        the same step (before an evaluation, say).
+        the same step (before an evaluation, say). `before_commit` is called when all is written
+        but the name; if it raises, nothing is committed.
 
         Raises
         ------
@@ -86,6 +92,8 @@ class CheckpointStore:
             }
             _write_synced(temporary / _MANIFEST, json.dumps(manifest).encode())
             _sync(temporary)
+            if before_commit is not None:
+                before_commit()
             _replace_folder(temporary, final)
             _sync(self.folder)
         except Exception as error:

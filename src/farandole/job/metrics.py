@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import threading
 import time
 from collections.abc import Mapping
@@ -120,8 +121,11 @@ class MetricsWriter:
         self._path = path
         self._known = _mend(path)
         self._lines: list[str] = []
+        self._num_queued = 0
+        self._num_synced = 0
         self._error: OSError | None = None
         self._wake = threading.Condition()
+        self._syncing = False
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
         self._thread.start()
@@ -136,12 +140,27 @@ class MetricsWriter:
         record = {"kind": kind, "step": step, "time": time.time(), **fields, "values": values}
         with self._wake:
             self._lines.append(json.dumps(record) + "\n")
+            self._num_queued += 1
+
+    def flush(self) -> None:
+        """Block until all that is queued so far is on the disk. Any thread may call it.
+
+        Raises OSError if something could not be written.
+        """
+        with self._wake:
+            target = self._num_queued
+            if self._num_synced < target:
+                self._syncing = True
+                self._wake.notify_all()
+            self._wake.wait_for(lambda: self._num_synced >= target or self._error is not None)
+        if self._error is not None:
+            raise self._error
 
     def close(self) -> None:
         """Write what is left. Blocks. Raises OSError if something could not be written."""
         with self._wake:
             self._closing = True
-            self._wake.notify()
+            self._wake.notify_all()
         self._thread.join()
         if self._error is not None:
             raise self._error
@@ -151,14 +170,23 @@ class MetricsWriter:
             with self._path.open("ab", buffering=0) as file:
                 while True:
                     with self._wake:
-                        self._wake.wait_for(lambda: self._closing, timeout=FLUSH_S)
+                        self._wake.wait_for(lambda: self._syncing or self._closing, FLUSH_S)
                         lines, self._lines, closing = self._lines, [], self._closing
+                        syncing, self._syncing = self._syncing, False
+                        num_queued = self._num_queued
                     if lines:
                         file.write("".join(lines).encode())
+                    if syncing or closing:
+                        os.fsync(file.fileno())
+                        with self._wake:
+                            self._num_synced = num_queued
+                            self._wake.notify_all()
                     if closing:
                         return
         except OSError as error:
-            self._error = error
+            with self._wake:
+                self._error = error
+                self._wake.notify_all()
 
 
 def _mend(path: Path) -> set[tuple[str, str | None, int]]:

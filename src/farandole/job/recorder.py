@@ -37,6 +37,11 @@ class Recorder:
         if self._writer is not None and (values or kind == "step"):
             self._writer.write(kind, step, values, **fields)
 
+    def flush(self) -> None:
+        """Block until the metrics so far are on the disk. Any thread may call it."""
+        if self._writer is not None:
+            self._writer.flush()
+
     def close(self) -> None:
         """Write what is left. Blocks."""
         if self._writer is not None:

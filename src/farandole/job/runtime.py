@@ -262,7 +262,7 @@ def _checkpointer(config: JobConfig, run: RunDir, recorder: Recorder) -> Checkpo
     def committed(step: int, seconds: float) -> None:
         recorder.event("checkpoint", step=step, seconds=seconds)
 
-    return Checkpointer(store, config.checkpoint, committed)
+    return Checkpointer(store, config.checkpoint, committed, before_commit=recorder.flush)
 
 
 def _restore(
