@@ -196,6 +196,18 @@ def no_rows_in_a_batch(job: fa.Job) -> None:
     job.loader(data(), batch_size=0)
 
 
+@misuse(r"job\.loader\(max_steps=0\); give a whole number from 1 up, or leave it out")
+def no_steps(job: fa.Job) -> None:
+    prepare(job)
+    job.loader(data(), batch_size=BATCH_SIZE, max_steps=0)
+
+
+@misuse(r"job\.loader\(max_steps=-1\)")
+def fewer_than_no_steps(job: fa.Job) -> None:
+    prepare(job)
+    job.loader(data(), batch_size=BATCH_SIZE, max_steps=-1)
+
+
 # --- optimizer and scheduler ----------------------------------------------------------------
 
 

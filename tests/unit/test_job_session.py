@@ -165,6 +165,34 @@ def test_randomness_is_that_of_the_slot(tmp_path: Path) -> None:
         assert value == torch.rand((), generator=generator).item()
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_seed_of_the_slot_at_hand_can_be_asked_for(workers: int, tmp_path: Path) -> None:
+    within: set[tuple[int, int]] = set()
+    between: list[tuple[int, int]] = []
+
+    def train(job: fa.Job) -> None:
+        def judge(batch: fa.Batch) -> dict[str, float]:
+            between.append((job.step, job.slot_seed))
+            return {"one": 1.0}
+
+        model, optimizer = job.prepare(fixed_model(), sgd)
+        between.append((job.step, job.slot_seed))
+        for _ in job.epochs(1):
+            for batch in job.loader(data(), batch_size=BATCH_SIZE):
+                within.add((job.step, job.slot_seed))
+                job.backward(loss_of(model, batch))
+                optimizer.step()
+                if job.at_step_end:
+                    job.evaluate(judge, data(), batch_size=NUM_ROWS // 2)
+        between.append((job.step, job.slot_seed))
+
+    value_of(run_inline(train, tmp_path, workers=workers, seed=7))
+    assert within == {
+        (step, slot_seed(7, step, slot)) for step in range(NUM_STEPS) for slot in range(SLOTS)
+    }
+    assert set(between) == {(step, slot_seed(7, step, SLOTS)) for step in range(NUM_STEPS + 1)}
+
+
 def test_weights_begin_as_those_of_rank_0(tmp_path: Path) -> None:
     weights: dict[int, torch.Tensor] = {}
 

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Literal
 
 from farandole.errors import DataError, UsageError
 from farandole.job.batch import Batch
-from farandole.job.randomness import seed_all
-from farandole.plan.random import slot_seed
 
 if TYPE_CHECKING:
     from farandole.job.session import Job
@@ -40,6 +38,11 @@ class Loader:
                 raise UsageError(
                     problem=f"job.loader({name}={value!r})", remedy="give a whole number from 1 up"
                 )
+        if max_steps is not None and (not isinstance(max_steps, int) or max_steps < 1):
+            raise UsageError(
+                problem=f"job.loader(max_steps={max_steps!r})",
+                remedy="give a whole number from 1 up, or leave it out for the whole epoch",
+            )
         self._job = job
         self._dataset = dataset
         self._batch_size = batch_size
@@ -99,7 +102,7 @@ class Loader:
         for position, slot in enumerate(job._microslots):
             batch = self._next_batch(blocks)
             job._begin_slot(position)
-            seed_all(slot_seed(job.config.seed, job.step, slot))
+            job._seed(slot)
             bounds = self._pieces(batch.num_rows)
             for piece in range(len(bounds) - 1):
                 last_piece = piece == len(bounds) - 2

@@ -118,6 +118,15 @@ class Job:
         """Whether a step has just been taken: true in one of its batches, on every worker."""
         return self._state.inside and self._state.step_reduced
 
+    @property
+    def slot_seed(self) -> int:
+        """The seed of the slot at hand, 63 bits: for generators that the job does not seed.
+
+        Between steps, and within `evaluate`, it is that of a slot after the last one, alike on
+        every worker.
+        """
+        return self._slot_seed
+
     # --- setting up -------------------------------------------------------------------------
 
     @overload
@@ -445,8 +454,13 @@ class Job:
         self._position = Position(epoch=self.epoch, loader=self._position.loader + 1)
         self._seed_between_steps()
 
+    def _seed(self, slot: int) -> None:
+        """Seed the global generators for a slot of the step at hand."""
+        self._slot_seed = slot_seed(self.config.seed, self.step, slot)
+        seed_all(self._slot_seed)
+
     def _seed_between_steps(self) -> None:
-        seed_all(slot_seed(self.config.seed, self.step, self.config.slots))
+        self._seed(self.config.slots)
 
     # --- logging ----------------------------------------------------------------------------
 
@@ -539,6 +553,7 @@ class Job:
         step = self.step + self._state.inside  # inside, the step at hand is taken already
         about = f"{name!r} of data {dataset.fingerprint[:12]} by {batch_size} rows"
         check_same(self._comm, "the data of job.evaluate", about)
+        self._seed_between_steps()  # for `slot_seed`, else of this worker's last slot
         with evaluating(self._keeper.part("model")):
             evaluation = evaluate(
                 function,
