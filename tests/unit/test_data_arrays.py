@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from farandole.data import ArrayDataset
+from farandole.data import ArrayDataset, RowBlock
 from farandole.errors import ColumnError, DataError
 
 
@@ -48,6 +49,26 @@ def test_blocks_are_the_consumers_own() -> None:
         block.columns["x"][:] = 1
     (block,) = dataset.read_rows([range(10)])
     assert sum(float(array.sum()) for array in block.arrays()[1:]) == 0
+
+
+def test_a_transform_augments_alike_for_any_reader() -> None:
+    """A generator derived from the block's rows does not depend on who reads which slots."""
+
+    def augment(block: RowBlock) -> RowBlock:
+        assert block.features is not None
+        rng = np.random.default_rng(block.row_ids[:8])
+        noise = rng.normal(0, 0.1, block.features.shape).astype(np.float32)
+        return replace(block, features=block.features + noise)
+
+    dataset = ArrayDataset(np.zeros((100, 2)), transform=augment)
+    plan = dataset.epoch_plan(seed=0, epoch=0, batch_size=40, num_slots=4)
+    alone = [block.features for block in dataset.read(plan, range(4))]
+    halves = [[b.features for b in dataset.read(plan, slots)] for slots in (range(2), range(2, 4))]
+    both = [f for step in range(plan.num_steps) for half in halves for f in half[2 * step :][:2]]
+    assert [f.tobytes() for f in alone if f is not None] == [
+        f.tobytes() for f in both if f is not None
+    ]
+    assert len({f.tobytes() for f in alone if f is not None}) == 4 * plan.num_steps
 
 
 def test_fingerprint_follows_the_values() -> None:

@@ -33,7 +33,13 @@ class ArrayDataset:
     rows_per_shard : int, default=65536
         Rows that are moved as one by the shuffle of shards.
     transform : callable, optional
-        Takes a `RowBlock` and returns one of as many rows; must keep no state.
+        Takes a `RowBlock` and returns one of as many rows.
+        It must keep no state and must not use global random generators: they are not seeded
+        for it, so no two jobs would get the same. Augment at random in the loop's body, which
+        is seeded for each slot, or with a generator derived from the block's rows::
+
+            rng = np.random.default_rng(block.row_ids[:8])
+            noise = rng.normal(0, 0.1, block.features.shape).astype(np.float32)
     **columns : array-like, shape (n, ...)
         Further arrays, given by name as they are.
 

@@ -103,8 +103,13 @@ class ParquetDataset:
     schema : pyarrow.Schema, optional
         Types of some columns, instead of those that all files can be cast to.
     transform : callable, optional
-        Takes a `RowBlock` and returns one of as many rows. Called in another thread; must keep
-        no state.
+        Takes a `RowBlock` and returns one of as many rows. Called in another thread.
+        It must keep no state and must not use global random generators: they are not seeded
+        for it, so no two jobs would get the same. Augment at random in the loop's body, which
+        is seeded for each slot, or with a generator derived from the block's rows::
+
+            rng = np.random.default_rng(block.row_ids[:8])
+            noise = rng.normal(0, 0.1, block.features.shape).astype(np.float32)
     preprocess : Preprocessor, optional
         Fills the features and categories of blocks; instead of `features`.
     buffer_bytes : int, default=256 MiB
