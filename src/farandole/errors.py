@@ -312,7 +312,7 @@ class JobStoppedError(FarandoleError):
     @property
     def exit_code(self) -> int:
         """As a shell has it for a process that SIGINT or SIGTERM ended."""
-        return 130 if self.reason == "Ctrl-C" else 143
+        return 130 if self.reason.startswith("Ctrl-C") else 143
 
     def describe(self) -> str:
         """Say after which step, and how to go on."""

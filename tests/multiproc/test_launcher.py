@@ -238,13 +238,17 @@ def test_a_signal_stops_after_a_step(
 def test_who_does_not_stop_is_killed_after_the_grace(make: Any) -> None:
     def signalled(run: RunDir, worker: WorkerSpec) -> None:
         append_line(run.metrics_file, {"kind": "step", "step": 4, "values": {}})
+        for name in ("step-0000000002", "step-0000000003", "refused-step-0000000004"):
+            (run.checkpoints / name).mkdir()
         os.kill(os.getpid(), signal.SIGTERM)
 
-    launcher, engine, _ = make(signalled, stays, stop_grace_s=0.1)
+    launcher, engine, run = make(signalled, stopped(4), stop_grace_s=0.1)
     with pytest.raises(JobStoppedError) as caught:
         launcher.run()
-    assert caught.value.step == 4
-    assert engine.terminated == [0, 1]
+    assert caught.value.step == 3  # the fourth is lost
+    assert caught.value.reason == "SIGTERM; killed after 0.1 s of grace; newest checkpoint: step 3"
+    assert caught.value.exit_code == run.read_state().exit_code == 143
+    assert engine.terminated == [0]
     assert engine.closed
 
 
@@ -254,9 +258,33 @@ def test_a_second_signal_does_not_wait(make: Any) -> None:
         os.kill(os.getpid(), signal.SIGINT)
 
     launcher, engine, _ = make(signalled, stop_grace_s=1e6)
-    with pytest.raises(JobStoppedError, match=r"after step 0 \(Ctrl-C\)"):
+    with pytest.raises(
+        JobStoppedError, match=r"after step 0 \(Ctrl-C; killed at once; no"
+    ) as caught:
         launcher.run()
+    assert caught.value.exit_code == 130
     assert engine.closed
+
+
+def test_a_failure_while_stopping_is_told(make: Any) -> None:
+    def signalled(run: RunDir, worker: WorkerSpec) -> WorkerEnd | None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return fails("peer lost", at=1.0, follows=True)(run, worker)
+
+    launcher, _, run = make(signalled, fails("disk full", at=2.0), stopped(4))
+    with pytest.raises(WorkerFailedError, match=r"rank 1 .*disk full"):
+        launcher.run()
+    assert run.read_state().status == "failed"
+
+
+def test_what_only_follows_a_stop_is_no_failure(make: Any) -> None:
+    def signalled(run: RunDir, worker: WorkerSpec) -> WorkerEnd | None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return fails("peer lost", at=1.0, follows=True)(run, worker)
+
+    launcher, *_ = make(signalled, vanishes(None, signal.SIGTERM))
+    with pytest.raises(JobStoppedError, match="SIGTERM; before every worker had finished a step"):
+        launcher.run()
 
 
 def test_a_job_that_finishes_before_it_notices(make: Any) -> None:

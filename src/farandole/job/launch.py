@@ -320,24 +320,40 @@ class Launcher:
     def _conclude(self) -> Result:
         """Return the result, or raise what ended the job."""
         failed = self._failed()
-        if failed and not self._signals:
+        if self._signals:
+            # One that was asked to stop and left no word may have been ended by that.
+            failed = [w for w in range(self._num_workers) if self._failed_itself(w)]
+        if failed:
             raise _to_error(self._first_failure(failed), self._run)
         completions = [read_completion(self._run, w) for w in range(self._num_workers)]
+        reason = _signal_name(self._signals[0]) if self._signals else ""
+        if not all(completions):
+            raise self._unfinished(reason)
         stopped = [c for c in completions if c is not None and c.stopped_after is not None]
-        if self._signals or stopped:
-            reason = _signal_name(self._signals[0]) if self._signals else str(stopped[0].reason)
-            steps = [c.stopped_after for c in stopped if c.stopped_after is not None]
-            if not steps and all(completions):
-                return self._result(completions)  # it finished before it noticed
-            raise JobStoppedError(step=max(steps, default=self._last_step()), reason=reason)
-        return self._result(completions)
+        if stopped:
+            step = max(c.stopped_after or 0 for c in stopped)
+            raise JobStoppedError(step=step, reason=reason or str(stopped[0].reason))
+        return self._result(completions)  # perhaps it finished before it noticed a signal
+
+    def _failed_itself(self, worker_id: int) -> bool:
+        failure = read_failure(self._run, worker_id)
+        return failure is not None and not failure.follows
+
+    def _unfinished(self, reason: str) -> JobStoppedError:
+        """Describe a stop in which not every worker came to the end of its step."""
+        if len(self._signals) > 1:
+            how = "killed at once"
+        elif self._running():
+            how = f"killed after {self._config.stop_grace_s:g} s of grace"
+        else:
+            how = "before every worker had finished a step"
+        step = _newest_checkpoint(self._run)
+        newest = "no checkpoint yet" if step is None else f"newest checkpoint: step {step}"
+        return JobStoppedError(step=step or 0, reason=f"{reason}; {how}; {newest}")
 
     def _result(self, completions: list[Any]) -> Result:
         value = next((c.value for c in completions if c is not None and c.rank == 0), None)
         return Result(self._run.path, metrics=last_metrics(self._run), value=value)
-
-    def _last_step(self) -> int:
-        return max((m["step"] for m in self._run.metrics() if m["kind"] == "step"), default=0)
 
     def _first_failure(self, failed: list[int]) -> Failure:
         """Choose the failure that came first and that no other caused."""
@@ -418,6 +434,12 @@ def last_metrics(run: RunDir) -> dict[str, float]:
         prefix = f"{record['name']}/" if record["kind"] == "evaluation" else ""
         values.update({f"{prefix}{name}": value for name, value in record["values"].items()})
     return values
+
+
+def _newest_checkpoint(run: RunDir) -> int | None:
+    # `CheckpointStore` knows these names too, but it needs torch, which the launcher does not load.
+    names = (folder.name.removeprefix("step-") for folder in run.checkpoints.glob("step-*"))
+    return max((int(name) for name in names if name.isdigit()), default=None)
 
 
 def _to_error(failure: Failure, run: RunDir) -> WorkerFailedError:
