@@ -81,7 +81,7 @@ def run(
         The function, or ``FILE.py:function``. A function that no worker can import (from a
         notebook or ``__main__``, a closure) is sent by value, with cloudpickle.
     config : path, optional
-        A TOML or YAML file.
+        A TOML or YAML file. Settings win over it, parameter by parameter.
     progress : bool, default=True
         Show a live line on standard error.
     **settings
@@ -101,19 +101,17 @@ def run(
     JobStoppedError
         The job was stopped from outside (Ctrl-C, `farandole stop`).
     """
-    if callable(train):
-        check_function(train, settings.get("params", {}))
-        settings["target"] = _origin(train)
-    else:
-        settings["target"] = str(train)
+    settings["target"] = _origin(train) if callable(train) else str(train)
     overrides: dict[str, Any] = {}
     for key, value in settings.items():
-        if key in ("checkpoint", "tracker") and isinstance(value, Mapping):
+        if key in ("checkpoint", "tracker", "params") and isinstance(value, Mapping):
             overrides.update({f"{key}.{inner}": v for inner, v in value.items()})
         else:
             overrides[key] = value
     loaded = resolve_config(None if config is None else Path(config), overrides)
     function = train if callable(train) else None
+    if function is not None:
+        check_function(function, loaded.params)
     return launch(loaded, function, display=None if progress else NoDisplay())
 
 
