@@ -152,11 +152,13 @@ def launch(
     ----------
     config : JobConfig
     function : callable, optional
-        The training function; by default what ``config.target`` names.
+        The training function; by default what ``config.target`` names, or the function that
+        a job to resume was given as an object.
     display : Display, optional
         Default: a live line on standard error.
     """
-    if function is None:
+    kept = function is None and _keeps_function(config)
+    if function is None and not kept:
         target = check_target(config.target, config.params)
         config = config.model_copy(update={"target": str(target)})
     check_tracker(config)
@@ -166,7 +168,9 @@ def launch(
     num_workers = config.workers or default_workers(engine.available_cores(), config)
     config = config.model_copy(update={"workers": num_workers, "run_dir": run_dir.path})
     with run_dir.lock():
-        _write_inputs(run_dir, config, function)
+        run_dir.write_config(config)
+        if not kept:
+            _write_function(run_dir, function)
         launcher = Launcher(config, run_dir, engine, display or Progress(run_dir))
         return launcher.run()
 
@@ -183,8 +187,15 @@ def _check_torch() -> None:
         raise MissingExtraError(extra="torch", package="torch", purpose="a training job")
 
 
-def _write_inputs(run_dir: RunDir, config: JobConfig, function: Callable[..., Any] | None) -> None:
-    run_dir.write_config(config)
+def _keeps_function(config: JobConfig) -> bool:
+    """Return whether a job to resume goes on with the function that it was given as an object."""
+    if not config.resume or config.run_dir is None:
+        return False
+    run = RunDir(config.run_dir)
+    return run.function_file.exists() and run.read_config().target == config.target
+
+
+def _write_function(run_dir: RunDir, function: Callable[..., Any] | None) -> None:
     if function is None:
         run_dir.function_file.unlink(missing_ok=True)
     else:

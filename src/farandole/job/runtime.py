@@ -31,7 +31,7 @@ from farandole.job.keeper import StateKeeper
 from farandole.job.recorder import Recorder
 from farandole.job.rundir import RunDir
 from farandole.job.session import Job
-from farandole.job.target import check_target, load_target
+from farandole.job.target import check_function, check_target, load_target
 from farandole.membership.client import Membership, StoreClient, join
 from farandole.plan.quorum import Member
 from farandole.protocols import Comm
@@ -123,7 +123,9 @@ def _run_function(
 def _load_function(config: JobConfig, run: RunDir) -> Callable[..., Any]:
     if run.function_file.exists():
         # The launcher wrote it, into a folder of this user's.
-        return pickle.loads(run.function_file.read_bytes())
+        function = pickle.loads(run.function_file.read_bytes())
+        check_function(function, config.params)
+        return function
     return load_target(check_target(config.target, config.params), config.params)
 
 
