@@ -54,6 +54,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         _print_error(error)
         return error.exit_code
+    except _ShownError as shown:
+        if debug:
+            raise shown.error from None
+        return shown.error.exit_code
     except typer.TyperException as error:
         message = " ".join(error.format_message().split())
         if not message:  # no arguments were given, and the help was shown
@@ -65,12 +69,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code if isinstance(code, int) else 0
 
 
+class _ShownError(Exception):
+    """Carries an error that has been printed already, as soon as it was known."""
+
+    def __init__(self, error: FarandoleError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
 def _print_error(error: FarandoleError) -> None:
     if isinstance(error, WorkerFailedError) and error.traceback:
         print(error.traceback.rstrip(), end="\n\n", file=sys.stderr)
         error = WorkerFailedError(**{**error.fields(), "traceback": None})
     kind = "" if isinstance(error, JobStoppedError) else "error: "
-    print(f"farandole: {kind}{error}", file=sys.stderr)
+    print(f"farandole: {kind}{error}", file=sys.stderr, flush=True)
 
 
 def _version(value: bool) -> None:
@@ -197,7 +209,18 @@ def _launch(file: Path | None, overrides: dict[str, Any], *, quiet: bool) -> int
 
     from farandole.job.launch import NoDisplay, launch
 
-    result = launch(config, display=NoDisplay() if quiet else None)
+    shown: list[FarandoleError] = []
+
+    def show(error: FarandoleError) -> None:
+        _print_error(error)
+        shown.append(error)
+
+    try:
+        result = launch(config, display=NoDisplay() if quiet else None, on_error=show)
+    except FarandoleError as error:
+        if error in shown:
+            raise _ShownError(error) from error
+        raise
     _print_result(result)
     return result.exit_code
 

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from farandole.config import JobConfig
-from farandole.errors import JobStoppedError, WorkerFailedError
+from farandole.errors import JobStoppedError, RunDirectoryError, WorkerFailedError
 from farandole.job import launch as launch_module
 from farandole.job import report
 from farandole.job.ends import Completion, Failure, write_completion, write_failure
 from farandole.job.launch import Launcher, NoDisplay, Result, _origin, default_workers
-from farandole.job.rundir import RunDir, append_line
+from farandole.job.rundir import RunDir, RunState, append_line
 from farandole.protocols import WorkerEnd, WorkerSpec
 
 Action = Callable[[RunDir, WorkerSpec], WorkerEnd | None]
@@ -179,6 +179,32 @@ def test_a_log_that_is_no_text(make: Any) -> None:
     with pytest.raises(WorkerFailedError) as caught:
         launcher.run()
     assert caught.value.traceback is None
+
+
+def test_a_failure_is_told_before_the_report_and_the_tracker(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launcher, *_ = make(fails("its own", at=1.0))
+    told: list[Any] = []
+    launcher._on_error = told.append
+    monkeypatch.setattr(report, "write_report", lambda run: told.append("closing"))
+    with pytest.raises(WorkerFailedError) as caught:
+        launcher.run()
+    assert told == [caught.value, "closing"]
+
+
+def test_a_full_disk_does_not_hide_a_failure(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_state = RunDir.write_state
+
+    def full(run: RunDir, state: RunState) -> None:
+        if state.status == "failed":
+            raise RunDirectoryError(path="job", problem="is full", remedy="free some space")
+        write_state(run, state)
+
+    monkeypatch.setattr(RunDir, "write_state", full)
+    launcher, *_ = make(fails("its own", at=1.0))
+    with pytest.raises(WorkerFailedError, match="its own"):
+        launcher.run()
 
 
 def test_bad_input_that_a_worker_found_has_its_exit_code(make: Any) -> None:

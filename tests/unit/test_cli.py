@@ -17,7 +17,7 @@ def launched(monkeypatch, tmp_path) -> list[JobConfig]:
     """Work in an empty folder; catch the configurations that would be launched."""
     configs: list[JobConfig] = []
 
-    def fake(config: JobConfig, function=None, *, display=None) -> launch.Result:
+    def fake(config: JobConfig, function=None, *, display=None, on_error=None) -> launch.Result:
         configs.append(config)
         return launch.Result(tmp_path / "job", metrics={"loss": 0.5})
 
@@ -165,7 +165,7 @@ FAILURE = WorkerFailedError(
     ],
 )
 def test_how_a_job_ended_is_the_exit_code(launched, monkeypatch, capsys, error, code, said):
-    def fail(config, *, display):
+    def fail(config, *, display, on_error):
         raise error
 
     monkeypatch.setattr(launch, "launch", fail)
@@ -173,8 +173,24 @@ def test_how_a_job_ended_is_the_exit_code(launched, monkeypatch, capsys, error, 
     assert said in capsys.readouterr().err
 
 
+def test_an_error_is_shown_at_once_and_only_once(launched, monkeypatch, capsys):
+    said: list[str] = []
+
+    def fail(config, *, display, on_error):
+        on_error(FAILURE)
+        said.append(capsys.readouterr().err)  # a tracker may take its time after this
+        raise FAILURE
+
+    monkeypatch.setattr(launch, "launch", fail)
+    assert cli.main(["run", "a.py"]) == 1
+    assert "farandole: error: rank 1 on h failed: KeyError: 'x'" in said[0]
+    assert capsys.readouterr().err == ""
+    with pytest.raises(WorkerFailedError):
+        cli.main(["--debug", "run", "a.py"])
+
+
 def test_debug_and_bugs_show_the_traceback(launched, monkeypatch):
-    monkeypatch.setattr(launch, "launch", lambda config, display: 1 / 0)
+    monkeypatch.setattr(launch, "launch", lambda config, **options: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         cli.main(["run", "a.py"])
     from farandole.errors import ConfigError

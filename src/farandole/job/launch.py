@@ -112,7 +112,15 @@ def run(
     function = train if callable(train) else None
     if function is not None:
         check_function(function, loaded.params)
-    return launch(loaded, function, display=None if progress else NoDisplay())
+    if progress:
+        return launch(loaded, function, on_error=_print_line)
+    return launch(loaded, function, display=NoDisplay())
+
+
+def _print_line(error: FarandoleError) -> None:
+    """Tell of an error that will be raised once the job is closed."""
+    text = error.reason if isinstance(error, WorkerFailedError) else str(error)
+    print(f"farandole: {text}", file=sys.stderr, flush=True)
 
 
 def _origin(function: Callable[..., Any]) -> str:
@@ -145,6 +153,7 @@ def launch(
     function: Callable[..., Any] | None = None,
     *,
     display: Display | None = None,
+    on_error: Callable[[FarandoleError], None] | None = None,
 ) -> Result:
     """Run a job by its configuration. Blocks until its end; see `run`.
 
@@ -156,6 +165,9 @@ def launch(
         a job to resume was given as an object.
     display : Display, optional
         Default: a live line on standard error.
+    on_error : callable, optional
+        Called with the error that ends the job as soon as it is known. It is raised only when
+        the report is written and the tracker has been told, which may take a minute.
     """
     kept = function is None and _keeps_function(config)
     if function is None and not kept:
@@ -171,7 +183,7 @@ def launch(
         run_dir.write_config(config)
         if not kept:
             _write_function(run_dir, function)
-        launcher = Launcher(config, run_dir, engine, display or Progress(run_dir))
+        launcher = Launcher(config, run_dir, engine, display or Progress(run_dir), on_error)
         return launcher.run()
 
 
@@ -208,13 +220,19 @@ class Launcher:
     """One job's launcher: starts its workers, watches them, and tells how it ended."""
 
     def __init__(
-        self, config: JobConfig, run_dir: RunDir, engine: Engine, display: Display
+        self,
+        config: JobConfig,
+        run_dir: RunDir,
+        engine: Engine,
+        display: Display,
+        on_error: Callable[[FarandoleError], None] | None = None,
     ) -> None:
         assert config.workers is not None
         self._config = config
         self._run = run_dir
         self._engine = engine
         self._display = display
+        self._on_error = on_error
         self._num_workers = config.workers
         self._ends: dict[int, WorkerEnd] = {}
         self._signals: list[int] = []
@@ -247,6 +265,8 @@ class Launcher:
             result = self._conclude()
         except BaseException as error:
             self._end_badly(error)
+            if self._on_error is not None and isinstance(error, FarandoleError):
+                self._on_error(error)  # now: closing may take as long as a tracker does
             raise
         else:
             self._write_state(status="finished", ended=time.time(), exit_code=0)
@@ -388,7 +408,8 @@ class Launcher:
             status = "killed"
         code = error.exit_code if isinstance(error, FarandoleError) else 1
         message = str(error) or type(error).__name__
-        self._write_state(status=status, ended=time.time(), exit_code=code, message=message)
+        with contextlib.suppress(FarandoleError):  # a full disk must not hide the error itself
+            self._write_state(status=status, ended=time.time(), exit_code=code, message=message)
 
     def _close(self, tracking: TrackingProcess | None) -> None:
         """Write the report and let the tracker finish; neither changes how the job ended."""
