@@ -190,6 +190,18 @@ class ColumnError(UserError):
         return f"{self.path}: column {self.column!r} {self.problem}{hint}"
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
+class PlanStateError(UserError):
+    """An epoch cannot be taken up from a saved state; names all that differs."""
+
+    differences: tuple[str, ...]
+    remedy: str
+
+    def describe(self) -> str:
+        """List what differs and the remedy."""
+        return f"the epoch cannot go on: {'; '.join(self.differences)}; {self.remedy}"
+
+
 # --- the job ------------------------------------------------------------------------------
 
 

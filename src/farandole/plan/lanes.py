@@ -37,6 +37,7 @@ from numpy.typing import NDArray
 
 from farandole.plan.random import Stream, generator
 from farandole.plan.slots import slots_of
+from farandole.plan.state import digest_of
 
 MIN_LANES = 48
 DEFAULT_WINDOW_ROWS = 8192
@@ -117,6 +118,14 @@ class EpochPlan:
             return full
         joins = full > 0 and rest < min(2 * self.num_slots, self.batch_size)
         return full if joins else full + 1
+
+    @cached_property
+    def order_digest(self) -> str:
+        """8 hex digits that change when, beside data, seed and epoch, what decides the order does.
+
+        The batch size is not part of it.
+        """
+        return digest_of(self.num_slots, self.lanes_per_slot, self.shuffle, self.window_rows)
 
     def rows_before(self, step: int) -> int:
         """Return the rows of the epoch consumed before a step; of `num_steps`: at the end."""
