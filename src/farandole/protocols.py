@@ -9,13 +9,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, Unpack, runtime_checkable
 
 if TYPE_CHECKING:
     import torch
 
     from farandole.data.block import RowBlock
-    from farandole.plan.lanes import EpochPlan
+    from farandole.plan.steps import EpochSettings, Steps
 
 # --- collectives --------------------------------------------------------------------------
 
@@ -261,22 +261,12 @@ class Dataset(Protocol):
         """Raise DataError or ColumnError for all that can be known before reading rows."""
         ...
 
-    def epoch_plan(
-        self,
-        *,
-        seed: int,
-        epoch: int,
-        batch_size: int,
-        num_slots: int,
-        start_row: int = 0,
-        shuffle: bool = True,
-        tail: Literal["short", "drop"] = "short",
-    ) -> EpochPlan:
+    def epoch_plan(self, **settings: Unpack[EpochSettings]) -> Steps:
         """Return the order of an epoch, or of its rest from `start_row` on."""
         ...
 
-    def read(self, plan: EpochPlan, slots: range, start_step: int = 0) -> Blocks:
-        """Return the blocks of `slots` by the plan, in the order of (step, slot)."""
+    def read(self, plan: Any, slots: range, start_step: int = 0) -> Blocks:
+        """Return the blocks of `slots` by a plan that `epoch_plan` made, by (step, slot)."""
         ...
 
     def read_rows(self, ranges: Sequence[range]) -> Blocks:

@@ -5,6 +5,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from farandole.data import ArrayDataset, RowBlock
 from farandole.errors import ColumnError, DataError
@@ -109,3 +111,12 @@ def test_errors(arrays: dict[str, Any], kind: type[Exception], message: str) -> 
 def test_scan_names_what_is_missing() -> None:
     with pytest.raises(ColumnError, match="'sort' does not exist; did you mean 'short'"):
         next(ArrayDataset(short=[1]).scan(["sort"]))
+
+
+@given(st.integers(1, 20), st.integers(0, 20))
+def test_a_padded_block_holds_each_row_once_and_copies(num_rows: int, extra: int):
+    (block,) = ArrayDataset(label=np.arange(num_rows) * 3).read_rows([range(num_rows)])
+    padded, real = block.padded(num_rows + extra)
+    assert padded.num_rows == num_rows + extra
+    assert padded.row_ids[real].tolist() == list(range(num_rows))
+    assert np.array_equal(padded.label, padded.row_ids * 3)

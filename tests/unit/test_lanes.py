@@ -158,6 +158,47 @@ def test_tail_can_be_dropped() -> None:
 
 
 @pytest.mark.parametrize(
+    ("num_rows", "batch_size", "expected"),
+    [
+        (100, 25, [25, 25, 25, 25]),
+        (105, 25, [25, 25, 25, 25, 5]),
+        (103, 25, [25, 25, 25, 24, 4]),  # every slot has a row that counts
+        (101, 25, [25, 25, 25, 22, 4]),
+        (17, 8, [8, 5, 4]),
+        (9, 8, [5, 4]),
+        (5, 25, [5]),
+    ],
+)
+def test_tail_can_be_padded(num_rows: int, batch_size: int, expected: list[int]) -> None:
+    plan = EpochPlan((num_rows,), seed=0, epoch=0, batch_size=batch_size, num_slots=4, tail="pad")
+    assert [plan.step_rows(step) for step in range(plan.num_steps)] == expected
+    rows = np.concatenate([ids for step in steps_of(plan) for ids in step])
+    assert np.array_equal(np.sort(rows), np.arange(num_rows))
+    for step in range(plan.num_steps):
+        sizes = [plan.padded_slot_rows(step, slot) for slot in range(4)]
+        assert sum(sizes) == batch_size
+        assert max(sizes) - min(sizes) <= 1
+        assert all(1 <= plan.slot_rows(step, slot) <= size for slot, size in enumerate(sizes))
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.data(), st.integers(1, 6))
+def test_a_padded_epoch_may_stop_and_change_its_batch_size(
+    data: st.DataObject, num_slots: int
+) -> None:
+    num_rows = data.draw(st.integers(num_slots, 200))
+    sizes = st.integers(2 * num_slots, 50)
+    plan = EpochPlan((num_rows,), 0, 0, data.draw(sizes), num_slots, tail="pad")
+    rows: list[np.ndarray] = []
+    while plan.start_row < num_rows:
+        done = data.draw(st.integers(1, plan.num_steps))
+        rows += [ids for step in steps_of(plan)[:done] for ids in step]
+        assert all(plan.slot_rows(done - 1, slot) for slot in range(num_slots))
+        plan = changed(plan, start_row=plan.rows_after(done - 1), batch_size=data.draw(sizes))
+    assert np.array_equal(np.sort(np.concatenate(rows)), np.arange(num_rows))
+
+
+@pytest.mark.parametrize(
     "wrong",
     [
         {"batch_size": 3},
@@ -169,7 +210,9 @@ def test_tail_can_be_dropped() -> None:
         {"start_row": 47},
         {"num_slots": 0},
         {"window_rows": 0},
-        {"tail": "pad"},
+        {"tail": "fill"},
+        {"tail": "pad", "batch_size": 7},
+        {"tail": "pad", "start_row": 48},
         {"tail": "drop", "batch_size": 51},
     ],
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Generator, Iterator, Sequence
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Unpack
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +14,8 @@ from numpy.typing import ArrayLike
 from farandole.data.block import RowBlock, Transform, transformed
 from farandole.data.plans import make_epoch_plan
 from farandole.errors import ColumnError, DataError
-from farandole.plan.lanes import DEFAULT_WINDOW_ROWS, EpochPlan
+from farandole.plan.lanes import EpochPlan
+from farandole.plan.steps import EpochSettings
 
 _NAME = "in-memory data"
 
@@ -114,31 +115,9 @@ class ArrayDataset:
     def validate(self) -> None:
         """Do nothing: the constructor has checked it all."""
 
-    def epoch_plan(
-        self,
-        *,
-        seed: int,
-        epoch: int,
-        batch_size: int,
-        num_slots: int,
-        start_row: int = 0,
-        shuffle: bool = True,
-        tail: Literal["short", "drop"] = "short",
-        window_rows: int = DEFAULT_WINDOW_ROWS,
-    ) -> EpochPlan:
+    def epoch_plan(self, **settings: Unpack[EpochSettings]) -> EpochPlan:
         """Return the order of an epoch; see `EpochPlan`. Raises ConfigError and DataError."""
-        return make_epoch_plan(
-            _NAME,
-            self._shard_rows,
-            seed=seed,
-            epoch=epoch,
-            batch_size=batch_size,
-            num_slots=num_slots,
-            start_row=start_row,
-            shuffle=shuffle,
-            tail=tail,
-            window_rows=window_rows,
-        )
+        return make_epoch_plan(_NAME, self._shard_rows, settings)
 
     def read(self, plan: EpochPlan, slots: range, start_step: int = 0) -> Generator[RowBlock]:
         """Yield the blocks of `slots`, in the order of (step, slot). Does no I/O."""

@@ -65,6 +65,14 @@ class RowBlock:
         """Return a view of a run of rows."""
         return self.map(lambda array: array[start:stop])
 
+    def padded(self, num_rows: int) -> tuple[RowBlock, NDArray[np.bool_]]:
+        """Return a block of `num_rows`, some of them copies, and which ones are none.
+
+        Copies stand behind their originals, spread over the block.
+        """
+        rows = np.arange(num_rows) * self.num_rows // num_rows
+        return self.take(rows), np.diff(rows, prepend=-1) > 0
+
 
 Transform = Callable[[RowBlock], RowBlock]
 

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import pyarrow as pa
 
@@ -33,6 +33,7 @@ from farandole.data.reader import (
 from farandole.data.selection import Shard, as_expression, select_shards
 from farandole.errors import DataError
 from farandole.plan.lanes import DEFAULT_WINDOW_ROWS, MIN_LANES, EpochPlan
+from farandole.plan.steps import EpochSettings
 
 _WINDOWS_BYTES = 256 << 20
 """Memory for the windows of all lanes; a constant, since the order hangs on it."""
@@ -228,18 +229,7 @@ class ParquetDataset:
 
     # --- reading --------------------------------------------------------------------------
 
-    def epoch_plan(
-        self,
-        *,
-        seed: int,
-        epoch: int,
-        batch_size: int,
-        num_slots: int,
-        start_row: int = 0,
-        shuffle: bool = True,
-        tail: Literal["short", "drop"] = "short",
-        window_rows: int | None = None,
-    ) -> EpochPlan:
+    def epoch_plan(self, **settings: Unpack[EpochSettings]) -> EpochPlan:
         """Return the order of an epoch; see `EpochPlan`. Blocks at first use.
 
         `window_rows` defaults to 8192, or less where rows are so wide that the windows of all
@@ -248,26 +238,15 @@ class ParquetDataset:
         Raises
         ------
         ConfigError
-            If the batch is smaller than the number of slots.
+            If the batch is too small for the number of slots.
         DataError
             If there are too few rows for a step.
         """
         index = self._index()
-        if window_rows is None:
-            fits = _WINDOWS_BYTES // (max(MIN_LANES, num_slots) * index.layout.row_bytes)
-            window_rows = min(max(fits, _MIN_WINDOW_ROWS), DEFAULT_WINDOW_ROWS)
-        return make_epoch_plan(
-            index.reader.name,
-            self.shard_rows,
-            seed=seed,
-            epoch=epoch,
-            batch_size=batch_size,
-            num_slots=num_slots,
-            start_row=start_row,
-            shuffle=shuffle,
-            tail=tail,
-            window_rows=window_rows,
-        )
+        fits = _WINDOWS_BYTES // (max(MIN_LANES, settings["num_slots"]) * index.layout.row_bytes)
+        window_rows = min(max(fits, _MIN_WINDOW_ROWS), DEFAULT_WINDOW_ROWS)
+        settings = EpochSettings(**{"window_rows": window_rows, **settings})
+        return make_epoch_plan(index.reader.name, self.shard_rows, settings)
 
     def read(self, plan: EpochPlan, slots: range, start_step: int = 0) -> Prefetch[RowBlock]:
         """Read the blocks of `slots` ahead in a thread, in the order of (step, slot).

@@ -2,39 +2,35 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from farandole.errors import ConfigError, ConfigProblem, DataError
-from farandole.plan.lanes import DEFAULT_WINDOW_ROWS, EpochPlan
+from farandole.plan.lanes import EpochPlan
+from farandole.plan.steps import EpochSettings, smallest_batch
 
 
-def make_epoch_plan(
-    name: str,
-    shard_rows: tuple[int, ...],
-    *,
-    seed: int,
-    epoch: int,
-    batch_size: int,
-    num_slots: int,
-    start_row: int = 0,
-    shuffle: bool = True,
-    tail: Literal["short", "drop"] = "short",
-    window_rows: int = DEFAULT_WINDOW_ROWS,
-) -> EpochPlan:
+def make_epoch_plan(name: str, shard_rows: tuple[int, ...], settings: EpochSettings) -> EpochPlan:
     """Return the plan of an epoch of the data set called `name`.
 
     Raises
     ------
     ConfigError
-        If the batch is smaller than the number of slots.
+        If the batch is too small for the number of slots.
     DataError
         If the data set has too few rows for a step.
     """
-    if batch_size < num_slots:
-        expected = f"at least {num_slots}, one row for each slot"
+    check_sizes(name, sum(shard_rows), settings)
+    return EpochPlan(shard_rows, **settings)
+
+
+def check_sizes(name: str, num_rows: int, settings: EpochSettings) -> None:
+    """Raise ConfigError or DataError if rows and a batch are too few for the slots."""
+    batch_size, num_slots = settings["batch_size"], settings["num_slots"]
+    tail = settings.get("tail", "short")
+    smallest = smallest_batch(num_slots, tail)
+    if batch_size < smallest:
+        each = "two rows for each slot, to pad" if tail == "pad" else "one row for each slot"
+        expected = f"at least {smallest}, {each}"
         problem = ConfigProblem(key="batch_size", value=batch_size, expected=expected)
         raise ConfigError(problems=(problem,))
-    num_rows = sum(shard_rows)
     if num_rows < num_slots:
         raise DataError(
             path=name,
@@ -47,14 +43,3 @@ def make_epoch_plan(
             problem=f"{num_rows} rows fill no batch of {batch_size}, and the tail is dropped",
             remedy="use a smaller batch, or tail='short'",
         )
-    return EpochPlan(
-        shard_rows=shard_rows,
-        seed=seed,
-        epoch=epoch,
-        batch_size=batch_size,
-        num_slots=num_slots,
-        start_row=start_row,
-        shuffle=shuffle,
-        tail=tail,
-        window_rows=window_rows,
-    )

@@ -29,6 +29,9 @@ class Batch:
         Every other column; those without a tensor type (strings, times) stay numpy arrays.
     row_ids : Tensor of shape (n,), int64
         Position of each row in the data set: the same for every number of workers and epoch.
+    mask : Tensor of shape (n,), bool, or None
+        With ``tail="pad"``: False for copies that fill a batch up and must not count. No batch
+        is of copies alone.
     """
 
     num_rows: int
@@ -37,6 +40,7 @@ class Batch:
     label: torch.Tensor | None
     row_ids: torch.Tensor
     columns: Mapping[str, Any] = field(default_factory=dict)
+    mask: torch.Tensor | None = None
 
     def __len__(self) -> int:
         """Return the number of rows."""
@@ -46,8 +50,17 @@ class Batch:
         """Return a column by name."""
         return self.columns[column]
 
+    @property
+    def weight(self) -> torch.Tensor:
+        """What each row counts in a mean over the batch: ``(losses * batch.weight).sum()``."""
+        if self.mask is None:
+            return torch.full((self.num_rows,), 1 / self.num_rows, device=self.row_ids.device)
+        return self.mask.float() / self.mask.sum()
+
     @classmethod
-    def from_block(cls, block: RowBlock, device: torch.device) -> Batch:
+    def from_block(
+        cls, block: RowBlock, device: torch.device, mask: np.ndarray | None = None
+    ) -> Batch:
         """Make tensors of a block's arrays; on the CPU they share its memory."""
 
         def tensor(array: np.ndarray | None) -> torch.Tensor | None:
@@ -66,6 +79,7 @@ class Batch:
                 name: tensor(array) if array.dtype.kind in "fiub" else array
                 for name, array in block.columns.items()
             },
+            mask=tensor(mask),
         )
 
     @classmethod
@@ -86,6 +100,7 @@ class Batch:
             label=join([part.label for part in parts]),
             columns={name: join([part[name] for part in parts]) for name in parts[0].columns},
             row_ids=join([part.row_ids for part in parts]),
+            mask=join([part.mask for part in parts]),
         )
 
     def slice(self, start: int, stop: int) -> Batch:
@@ -101,4 +116,5 @@ class Batch:
             label=cut(self.label),
             columns={name: cut(value) for name, value in self.columns.items()},
             row_ids=self.row_ids[start:stop],
+            mask=cut(self.mask),
         )

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Literal
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from farandole.errors import DataError, UsageError
 from farandole.job.batch import Batch
+from farandole.plan.steps import TAILS
 
 if TYPE_CHECKING:
     from farandole.job.session import Job
-    from farandole.plan.lanes import EpochPlan
+    from farandole.plan.steps import Steps, Tail
     from farandole.protocols import Blocks, Dataset
-
-Tail = Literal["short", "drop"]
 
 
 class Loader:
@@ -43,6 +45,10 @@ class Loader:
                 problem=f"job.loader(max_steps={max_steps!r})",
                 remedy="give a whole number from 1 up, or leave it out for the whole epoch",
             )
+        if tail not in TAILS:
+            raise UsageError(
+                problem=f"job.loader(tail={tail!r})", remedy=f"give one of {', '.join(TAILS)}"
+            )
         self._job = job
         self._dataset = dataset
         self._batch_size = batch_size
@@ -56,7 +62,7 @@ class Loader:
         shown = ", ".join(f"{name}={getattr(self, f'_{name}')!r}" for name in options)
         return f"job.loader(data {self.fingerprint[:12]}, {shown})"
 
-    def _plan(self, epoch: int, start_row: int) -> EpochPlan:
+    def _plan(self, epoch: int, start_row: int) -> Steps:
         return self._dataset.epoch_plan(
             seed=self._job.config.seed,
             epoch=epoch,
@@ -94,39 +100,60 @@ class Loader:
             blocks.close()
             job._leave_loader(whole=whole)
 
-    def _step(self, plan: EpochPlan, step: int, blocks: Blocks) -> Iterator[Batch]:
+    def _step(self, plan: Steps, step: int, blocks: Blocks) -> Iterator[Batch]:
         """Hand out the batches of one step."""
         job = self._job
         total = plan.step_rows(step)
         last_slot = len(job._microslots) - 1
         for position, slot in enumerate(job._microslots):
-            batch = self._next_batch(blocks)
+            batch, real = self._next_batch(plan, step, slot, blocks)
             job._begin_slot(position)
             job._seed(slot)
-            bounds = self._pieces(batch.num_rows)
+            bounds = self._pieces(real, batch.num_rows)
             for piece in range(len(bounds) - 1):
+                start, stop = bounds[piece : piece + 2]
                 last_piece = piece == len(bounds) - 2
-                rows = batch.slice(*bounds[piece : piece + 2]) if len(bounds) > 2 else batch
+                rows = batch.slice(start, stop) if len(bounds) > 2 else batch
                 job._hand_out(
                     position=position,
                     slot=slot,
-                    weight=rows.num_rows / total,
-                    slot_weight=batch.num_rows / total if last_piece else None,
+                    weight=(bisect_left(real, stop) - bisect_left(real, start)) / total,
+                    slot_weight=len(real) / total if last_piece else None,
                     last=last_piece and position == last_slot,
                 )
                 yield rows
                 job._take_back()
 
-    def _next_batch(self, blocks: Blocks) -> Batch:
-        """Read one microstep's rows: those of a slot or, with fast reduction, of all of ours."""
-        num_blocks = len(self._job._owned_slots) // len(self._job._microslots)
-        parts = [Batch.from_block(next(blocks), self._job.device) for _ in range(num_blocks)]
-        return parts[0] if num_blocks == 1 else Batch.concatenate(parts)
+    def _next_batch(
+        self, plan: Steps, step: int, slot: int, blocks: Blocks
+    ) -> tuple[Batch, Sequence[int]]:
+        """Read one microstep's rows: those of a slot or, with fast reduction, of all of ours.
 
-    def _pieces(self, num_rows: int) -> list[int]:
-        """Return the bounds of the pieces into which a slot's rows are cut."""
-        num_pieces = min(self._accumulate, num_rows)
-        return [num_rows * piece // num_pieces for piece in range(num_pieces + 1)]
+        Returns them, and the places of those that are no padding.
+        """
+        job = self._job
+        slots = [slot] if len(job._microslots) > 1 else job._owned_slots
+        parts: list[Batch] = []
+        masks: list[np.ndarray] = []
+        for each in slots:
+            block, mask = next(blocks), None
+            if self._tail == "pad":
+                block, mask = block.padded(plan.padded_slot_rows(step, each))
+                masks.append(mask)
+            parts.append(Batch.from_block(block, job.device, mask))
+        batch = parts[0] if len(parts) == 1 else Batch.concatenate(parts)
+        if not masks:
+            return batch, range(batch.num_rows)
+        return batch, np.flatnonzero(np.concatenate(masks)).tolist()
+
+    def _pieces(self, real: Sequence[int], num_rows: int) -> list[int]:
+        """Return the bounds of the pieces into which a slot's rows are cut.
+
+        Each piece has a row that is no padding: one of the places `real`.
+        """
+        num_pieces = min(self._accumulate, len(real))
+        inner = [real[len(real) * piece // num_pieces] for piece in range(1, num_pieces)]
+        return [0, *inner, num_rows]
 
     def check_data(self, fingerprint: str | None) -> None:
         """Raise if an epoch was begun on other data than these."""

@@ -7,7 +7,7 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
 
@@ -36,6 +36,7 @@ from farandole.strategies.allreduce import AllReduce
 if TYPE_CHECKING:
     from farandole.job.keeper import StateKeeper
     from farandole.job.recorder import Recorder
+    from farandole.plan.steps import Tail
     from farandole.protocols import Comm, Dataset
 
 OptimizerFactory = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
@@ -276,7 +277,7 @@ class Job:
         batch_size: int,
         shuffle: bool = True,
         accumulate: int = 1,
-        tail: Literal["short", "drop"] = "short",
+        tail: Tail = "short",
         max_steps: int | None = None,
     ) -> Loader:
         """Return an iterable over this worker's batches of the current epoch.
@@ -293,8 +294,9 @@ class Job:
         shuffle : bool, default=True
         accumulate : int, default=1
             Cut a slot's rows into so many batches, to need less memory. Changes rounding.
-        tail : {"short", "drop"}, default="short"
-            Whether rows that fill no batch are used or left out.
+        tail : {"short", "drop", "pad"}, default="short"
+            Whether rows that fill no batch are a shorter one, left out, or filled up to a full
+            one with copies that weigh nothing in the step: use `Batch.mask` or `Batch.weight`.
         max_steps : int, optional
             End the epoch after so many steps.
         """

@@ -16,11 +16,6 @@ from it with another batch size.
 *Number of lanes.* The multiple of `V` nearest above 48, which many worker counts divide; fewer
 if a lane would otherwise be empty.
 
-*Tail.* A remainder below ``min(2 * V, B)`` rows joins the last full batch, so that no slot
-of any step is empty and batch statistics have two rows to work on; a larger one is a short
-last batch. Since the rows left after any step are then zero or at least ``min(2 * V, B)``, the
-same holds however often the batch size changes on the way.
-
 *Windows.* The first window of a lane is shortened, by its phase, so that the lanes of a slot
 come to their next windows at different times and reading is spread evenly. A lane that fits
 into one window is not cut, for the better shuffle.
@@ -30,7 +25,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +32,7 @@ from numpy.typing import NDArray
 from farandole.plan.random import Stream, generator
 from farandole.plan.slots import slots_of
 from farandole.plan.state import digest_of
+from farandole.plan.steps import Steps, Tail
 
 MIN_LANES = 48
 DEFAULT_WINDOW_ROWS = 8192
@@ -46,11 +41,11 @@ Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class EpochPlan:
+class EpochPlan(Steps):
     """The order of one epoch, or of what is left of it from `start_row` on.
 
-    Steps are counted from `start_row`: step 0 is the first one from there. No method costs
-    time or memory in proportion to the number of rows.
+    Its steps are those of `farandole.plan.steps.Steps`. No method costs time or memory in
+    proportion to the number of rows.
 
     Parameters
     ----------
@@ -59,15 +54,15 @@ class EpochPlan:
     seed, epoch : int
         Decide the order.
     batch_size : int
-        Rows of a step over all slots, B; at least `num_slots`.
+        Rows of a step over all slots, B; at least `num_slots`, twice that with ``tail="pad"``.
     num_slots : int
         V.
     start_row : int, default=0
         Rows of the epoch that are consumed already.
     shuffle : bool, default=True
         False keeps the order of shards, and of rows in a lane.
-    tail : {"short", "drop"}, default="short"
-        Whether rows that fill no batch are a short one (see above) or left out.
+    tail : {"short", "drop", "pad"}, default="short"
+        Whether rows that fill no batch are a short one, left out or filled up; see `Steps`.
     window_rows : int, default=8192
         Rows that are permuted together.
 
@@ -84,69 +79,25 @@ class EpochPlan:
     num_slots: int
     start_row: int = 0
     shuffle: bool = True
-    tail: Literal["short", "drop"] = "short"
+    tail: Tail = "short"
     window_rows: int = DEFAULT_WINDOW_ROWS
 
     def __post_init__(self) -> None:
-        if self.num_slots < 1 or self.window_rows < 1:
-            raise ValueError("num_slots and window_rows must be at least 1")
-        if self.tail not in ("short", "drop"):
-            raise ValueError(f"tail must be 'short' or 'drop', not {self.tail!r}")
+        if self.window_rows < 1:
+            raise ValueError(f"window_rows must be at least 1, not {self.window_rows}")
         if any(rows < 0 for rows in self.shard_rows):
             raise ValueError("shard_rows must not be negative")
-        if self.batch_size < self.num_slots:
-            raise ValueError(f"batch_size {self.batch_size} is below num_slots {self.num_slots}")
-        if not 0 <= self.start_row <= self.num_rows:
-            raise ValueError(f"start_row {self.start_row} is not in 0 to {self.num_rows}")
-        needed = self.num_slots if self.tail == "short" else self.batch_size
-        left = self.num_rows - self.start_row
-        if self.num_rows < needed or (self.tail == "short" and 0 < left < needed):
-            raise ValueError(f"{left} rows are too few: a step needs {needed}")
+        self.check_steps()
 
-    # --- steps ----------------------------------------------------------------------------
-
-    @cached_property
+    @property
     def num_rows(self) -> int:
         """Rows of the whole epoch, N."""
-        return sum(self.shard_rows)
+        return int(self.shard_starts[-1])
 
-    @cached_property
-    def num_steps(self) -> int:
-        """Steps from `start_row` to the end of the epoch."""
-        full, rest = divmod(self.num_rows - self.start_row, self.batch_size)
-        if self.tail == "drop" or rest == 0:
-            return full
-        joins = full > 0 and rest < min(2 * self.num_slots, self.batch_size)
-        return full if joins else full + 1
-
-    @cached_property
+    @property
     def order_digest(self) -> str:
-        """8 hex digits that change when, beside data, seed and epoch, what decides the order does.
-
-        The batch size is not part of it.
-        """
+        """Digest of the sizes that decide the order, and of whether there is a shuffle."""
         return digest_of(self.num_slots, self.lanes_per_slot, self.shuffle, self.window_rows)
-
-    def rows_before(self, step: int) -> int:
-        """Return the rows of the epoch consumed before a step; of `num_steps`: at the end."""
-        if not 0 <= step <= self.num_steps:
-            raise ValueError(f"step {step} is not in 0 to {self.num_steps}")
-        if step == self.num_steps and self.tail == "short":
-            return self.num_rows
-        return self.start_row + step * self.batch_size
-
-    def rows_after(self, step: int) -> int:
-        """Return the rows of the epoch consumed after a step: the state to resume from."""
-        return self.rows_before(step + 1)
-
-    def step_rows(self, step: int) -> int:
-        """Return the rows of a step over all slots."""
-        return self.rows_after(step) - self.rows_before(step)
-
-    def slot_rows(self, step: int, slot: int) -> int:
-        """Return the rows of a slot in a step."""
-        before, after = self.rows_before(step), self.rows_after(step)
-        return (after + slot) // self.num_slots - (before + slot) // self.num_slots
 
     def slot_row_ids(self, step: int, slot: int) -> Ints:
         """Return the rows of a slot in a step, in the order in which the slot gets them.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 from farandole.errors import PlanStateError
 
 if TYPE_CHECKING:
-    from farandole.plan.lanes import EpochPlan
+    from farandole.plan.steps import Steps
 
 _DIGEST_CHARS = 32
 
@@ -28,7 +28,7 @@ class PlanState:
     fingerprint : str
         The first 128 bits of the data set's fingerprint, in hex.
     order : str
-        `EpochPlan.order_digest`: tells whether the same rows come after the same number of rows.
+        `Steps.order_digest`: tells whether the same rows come after the same number of rows.
     seed, epoch : int
         Of the plan.
     rows : int
@@ -42,17 +42,17 @@ class PlanState:
     rows: int
 
     @classmethod
-    def after(cls, plan: EpochPlan, num_steps: int, fingerprint: str) -> PlanState:
+    def after(cls, plan: Steps, num_steps: int, fingerprint: str) -> PlanState:
         """Return the state after the first `num_steps` steps of a plan are consumed."""
         rows = plan.rows_before(num_steps)
         return cls(fingerprint[:_DIGEST_CHARS], plan.order_digest, plan.seed, plan.epoch, rows)
 
-    def check(self, plan: EpochPlan, fingerprint: str) -> None:
+    def check(self, plan: Steps, fingerprint: str) -> None:
         """Raise unless an epoch of a data set can be taken up from this state.
 
         Parameters
         ----------
-        plan : EpochPlan
+        plan : Steps
             Of the epoch's whole; its `start_row` is not looked at.
         fingerprint : str
             Of the data set.
