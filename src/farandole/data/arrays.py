@@ -12,6 +12,7 @@ import pyarrow as pa
 from numpy.typing import ArrayLike
 
 from farandole.data.block import RowBlock, Transform, transformed
+from farandole.data.loader import Loadable
 from farandole.data.plans import make_epoch_plan
 from farandole.errors import ColumnError, DataError
 from farandole.plan.lanes import EpochPlan
@@ -20,7 +21,7 @@ from farandole.plan.steps import EpochSettings
 _NAME = "in-memory data"
 
 
-class ArrayDataset:
+class ArrayDataset(Loadable):
     """Rows held in numpy arrays, given in the same order as a Parquet data set would.
 
     Parameters

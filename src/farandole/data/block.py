@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,6 +72,15 @@ class RowBlock:
         """
         rows = np.arange(num_rows) * self.num_rows // num_rows
         return self.take(rows), np.diff(rows, prepend=-1) > 0
+
+
+def concatenate(blocks: Sequence[RowBlock]) -> RowBlock:
+    """Return the rows of several blocks of one layout as one."""
+    if len(blocks) == 1:
+        return blocks[0]
+    rest = zip(*(block.arrays() for block in blocks), strict=True)
+    joined = iter([np.concatenate(arrays) for arrays in rest])
+    return blocks[0].map(lambda _: next(joined))
 
 
 Transform = Callable[[RowBlock], RowBlock]

@@ -18,6 +18,7 @@ from farandole.data.block import RowBlock, Transform, transformed
 from farandole.data.files import PathLike, find_files
 from farandole.data.groups import GroupReader
 from farandole.data.layout import Layout, make_layout
+from farandole.data.loader import Loadable
 from farandole.data.plans import make_epoch_plan
 from farandole.data.prefetch import Prefetch
 from farandole.data.preprocess import Preprocessor
@@ -78,7 +79,7 @@ class _Index:
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
-class ParquetDataset:
+class ParquetDataset(Loadable):
     """Rows of Parquet files, read in an order that does not depend on who reads them.
 
     The constructor does no I/O: footers are read at first use, or by `validate`.

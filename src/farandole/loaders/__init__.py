@@ -1,0 +1,1 @@
+"""Loaders for loops outside a job that give what jobs give."""
