@@ -8,7 +8,13 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any, Literal
 
 from farandole.data.block import RowBlock, concatenate
-from farandole.errors import ConfigError, ConfigProblem, FarandoleError, MissingExtraError, UsageError
+from farandole.errors import (
+    ConfigError,
+    ConfigProblem,
+    FarandoleError,
+    MissingExtraError,
+    UsageError,
+)
 from farandole.plan.lanes import EpochPlan
 from farandole.plan.slots import default_slots, slots_of
 from farandole.plan.state import PlanState
@@ -227,7 +233,11 @@ class Loadable:
     """What every data set can do outside a job. A mix-in."""
 
     def loader(
-        self: Any, *, batch_size: int, as_: Literal["torch", "numpy", "jax"] = "torch", **options: Any
+        self: Any,
+        *,
+        batch_size: int,
+        as_: Literal["torch", "numpy", "jax"] = "torch",
+        **options: Any,
     ) -> BatchLoader:
         """Return an iterable over this rank's batches, for a loop outside a job.
 

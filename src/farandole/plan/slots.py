@@ -26,10 +26,12 @@ def default_slots(batch_size: int) -> int:
     """Return the number of slots for loops that do not say.
 
     That is the divisor of the batch size, up to 8, or up to a 16th of it and 48, that most
-    numbers of workers divide, small ones first. It hangs on the batch size alone, so that the
+    numbers of workers divide, even ones first. It hangs on the batch size alone, so that the
     order of rows does not on the workers; it divides it, so that these get equally many rows;
     and it is small beside it, since the last batch is longer by up to twice as many rows.
     """
     most = min(max(8, batch_size // 16), 48)
     divisors = [slots for slots in range(1, most + 1) if batch_size % slots == 0]
-    return max(divisors, key=lambda slots: sum(1 / n for n in divisors if slots % n == 0))
+    return max(
+        divisors, key=lambda slots: (sum(slots % n == 0 for n in divisors), slots & -slots, slots)
+    )

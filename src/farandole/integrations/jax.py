@@ -1,0 +1,57 @@
+"""Batches of JAX arrays."""
+
+# pyright: reportMissingImports=false
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from farandole.data.block import RowBlock
+from farandole.data.loader import BatchLoader
+from farandole.errors import ColumnError
+
+jax.tree_util.register_dataclass(
+    RowBlock,
+    data_fields=["row_ids", "features", "categories", "label", "columns"],
+    meta_fields=[],
+)
+
+
+class JaxLoader(BatchLoader):
+    """Gives a `RowBlock` of JAX arrays for each step; see `BatchLoader` for all else.
+
+    Such blocks are pytrees: they may be passed to functions under `jax.jit`. Strings, times and
+    other columns that JAX has no type for stay numpy arrays, and so do row ids. Rank and world
+    size are by default those of `jax.process_index` and `jax.process_count`.
+
+    Raises
+    ------
+    ColumnError
+        When iterating: an integer needs 64 bits, which JAX has switched off.
+    """
+
+    def _convert(self, block: RowBlock) -> RowBlock:
+        return block.map(lambda array: array if array is block.row_ids else _to_jax(array))
+
+    def _current_place(self) -> tuple[int, int]:
+        return jax.process_index(), jax.process_count()
+
+
+def _to_jax(array: np.ndarray[Any, Any]) -> Any:
+    if array.dtype.kind not in "fiub":
+        return array
+    dtype = jax.dtypes.canonicalize_dtype(array.dtype)
+    if array.dtype.kind in "iu" and dtype != array.dtype and array.size:
+        limits = np.iinfo(dtype)
+        if array.min() < limits.min or array.max() > limits.max:
+            raise ColumnError(
+                path="JAX batch",
+                column="of integers",
+                problem=f"holds {array.min()} to {array.max()}, more than {dtype} can; "
+                "set jax.config.update('jax_enable_x64', True)",
+            )
+    return jnp.asarray(array, dtype)
