@@ -53,3 +53,11 @@ def _no_process_left_behind() -> Iterator[None]:
                     os.kill(pid, signal.SIGKILL)
             pytest.fail(f"processes were left behind: {left}")
         time.sleep(0.02)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _caches_of_their_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep the user's caches out of the tests, and what the tests cache away from the user."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield

@@ -175,6 +175,22 @@ class DataError(UserError):
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
+class DamagedFileError(DataError):
+    """A file, or a part of it, is there and cannot be decoded."""
+
+    row_group: int | None = None
+    """None where the footer is unusable, and with it the whole file."""
+    column: str | None = None
+
+    def describe(self) -> str:
+        """Say which file, row group and column, what is wrong and the remedy."""
+        group = "" if self.row_group is None else f"row group {self.row_group}"
+        column = "" if self.column is None else f"column {self.column!r}"
+        where = ", ".join(part for part in (group, column) if part)
+        return f"{self.path}: {where}{' ' if where else ''}{self.problem}; {self.remedy}"
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
 class ColumnError(UserError):
     """A column is missing, misspelt or of a type that cannot be used."""
 

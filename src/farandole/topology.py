@@ -1,4 +1,4 @@
-"""What this machine is: its name, the cores that may be used, and what decides its arithmetic."""
+"""What this machine is: its name, cores, folder for caches, and what decides its arithmetic."""
 
 from __future__ import annotations
 
@@ -32,6 +32,20 @@ def host_id() -> str:
         except OSError:
             parts.append("")
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
+def user_cache_dir() -> Path | None:
+    """Return the folder below which what can be made anew is kept, or None without a home.
+
+    ``$XDG_CACHE_HOME/farandole``, or ``~/.cache/farandole``.
+    """
+    given = os.environ.get("XDG_CACHE_HOME", "")
+    if Path(given).is_absolute():  # as the XDG specification has it
+        return Path(given) / "farandole"
+    try:
+        return Path.home() / ".cache" / "farandole"
+    except RuntimeError:
+        return None
 
 
 def available_cores() -> int:

@@ -85,3 +85,11 @@ def test_fingerprint_of_here_knows_the_cpu():
     mine = topology.numerics_fingerprint(threads=1, torch_version="2", cpu_capability="AVX2")
     assert mine.cpu_model
     assert mine.device == "cpu"
+
+
+def test_caches_are_kept_where_the_user_wants_them(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", "not/absolute")
+    assert topology.user_cache_dir() == tmp_path / ".cache" / "farandole"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "c"))
+    assert topology.user_cache_dir() == tmp_path / "c" / "farandole"

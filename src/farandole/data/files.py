@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from urllib.parse import unquote
+from typing import Any
+from urllib.parse import quote, unquote
 
 import pyarrow as pa
 import pyarrow.fs as pafs
@@ -15,25 +15,35 @@ import pyarrow.fs as pafs
 from farandole.errors import DataError, MissingExtraError
 
 PathLike = str | Path
-PartitionValue = int | str | None
 
 _HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
-_INTEGER = re.compile(r"-?\d{1,18}")
+_WILD = "*?["
+_ETAGS = ("ETag", "etag", "md5Hash", "content_md5", "LastModified", "last_modified")
+"""What fsspec's file systems call that by which a file's content can be told."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class DataFile:
-    """A file, with the values that its folders give to columns (``month=3``)."""
+    """A file, as it was listed.
+
+    Attributes
+    ----------
+    version : str
+        Time of change in ns, or the store's tag; empty where neither is told.
+    partition : mapping of str to str or None
+        What its folders give to columns (``month=3``), as it stands there.
+    """
 
     path: str
     size_bytes: int
-    partition: Mapping[str, PartitionValue]
+    version: str
+    partition: Mapping[str, str | None]
 
 
 def find_files(
     paths: PathLike | Sequence[PathLike], *, hive: bool
 ) -> tuple[pafs.FileSystem, list[DataFile]]:
-    """Return the file system and all files, sorted by the parts of their paths.
+    """Return the file system and all files, sorted by the parts of their paths, each once.
 
     Folders are walked; what starts with ``.`` or ``_`` in them is left out. A name that does
     not exist may be a pattern (``*``, ``?``, ``[...]``, and ``**`` for any folders).
@@ -43,19 +53,20 @@ def find_files(
     DataError
         If a path does not exist, or no file is found.
     """
-    given = [str(paths)] if isinstance(paths, str | Path) else [str(path) for path in paths]
+    given = given_names(paths)
     if not given:
         raise DataError(path="[]", problem="no path is given", remedy="name a file or folder")
-    found: dict[str, int] = {}
+    found: dict[str, tuple[int, str]] = {}
     filesystem: pafs.FileSystem | None = None
     for name in given:
-        this, path = _resolve(name)
-        if filesystem is not None and not filesystem.equals(this):
-            problem = "is not on the same file system as the paths before it"
-            raise DataError(path=name, problem=problem, remedy="use one file system")
-        filesystem = this
         try:
-            found.update(_expand(this, path, name))
+            this, path = _resolve(name)
+            if filesystem is not None and not filesystem.equals(this):
+                problem = "is not on the same file system as the paths before it"
+                raise DataError(path=name, problem=problem, remedy="use one file system")
+            filesystem = this
+            for info in _expand(this, path, name):
+                found[info.path] = (info.size, _version(this, info))
         except (OSError, pa.ArrowException) as error:
             problem, remedy = f"cannot be listed: {error}", "check the address and your rights"
             raise DataError(path=name, problem=problem, remedy=remedy) from error
@@ -63,50 +74,99 @@ def find_files(
     ordered = sorted(found, key=lambda path: path.split("/"))
     partitions = _partitions(ordered) if hive else [{} for _ in ordered]
     files = [
-        DataFile(path, found[path], partition)
+        DataFile(path, *found[path], partition)
         for path, partition in zip(ordered, partitions, strict=True)
     ]
     return filesystem, files
 
 
+def given_names(paths: PathLike | Sequence[PathLike]) -> list[str]:
+    """Return paths as a list of URLs and absolute paths."""
+    listed = [paths] if isinstance(paths, str | Path) else list(paths)
+    return [
+        name if "://" in name else Path(name).expanduser().absolute().as_posix()
+        for name in map(str, listed)
+    ]
+
+
 def _resolve(name: str) -> tuple[pafs.FileSystem, str]:
     if "://" not in name:
-        return pafs.LocalFileSystem(), Path(name).expanduser().absolute().as_posix()
+        return pafs.LocalFileSystem(), name
+    # A pattern is no part of an address: pyarrow takes no brackets, and ``?`` for a query.
+    scheme, _, rest = name.partition("://")
+    fixed, pattern = _split_pattern(rest)
+    if not fixed:
+        fixed, pattern = rest, ""
+    filesystem, path = _filesystem(f"{scheme}://{fixed}")
+    return filesystem, f"{path.rstrip('/')}/{pattern}" if pattern else path
+
+
+def _split_pattern(path: str) -> tuple[str, str]:
+    """Cut a path before the first part that is a pattern; a query (``?key=``) is none."""
+    parts = path.partition("?")[0].split("/") if _has_query(path) else path.split("/")
+    wild = [place for place, part in enumerate(parts) if any(char in part for char in _WILD)]
+    if not wild:
+        return path, ""
+    query = path[path.index("?") :] if _has_query(path) else ""
+    return "/".join(parts[: wild[0]]) + query, "/".join(parts[wild[0] :])
+
+
+def _has_query(path: str) -> bool:
+    _, mark, query = path.partition("?")
+    return bool(mark) and "=" in query and "/" not in query.partition("=")[0]
+
+
+def _filesystem(url: str) -> tuple[pafs.FileSystem, str]:
+    """Return the file system of a URL, and the path within it: pyarrow's, or fsspec's."""
     try:
-        return pafs.FileSystem.from_uri(name)
-    except pa.ArrowInvalid:
-        pass  # a scheme that pyarrow does not know: fsspec may
+        return pafs.FileSystem.from_uri(url)
+    except pa.ArrowInvalid as error:
+        if "Cannot parse URI" in str(error):
+            scheme, _, rest = url.partition("://")
+            quoted = f"{scheme}://{quote(rest, safe='/:@?&=%+,')}"
+            if quoted != url:
+                return _filesystem(quoted)
+    scheme = url.partition("://")[0]
     try:
         from fsspec.core import url_to_fs
     except ImportError:
-        scheme = name.partition("://")[0]
         raise MissingExtraError(
             extra="fsspec", package="fsspec", purpose=f"reading {scheme}://"
         ) from None
     try:
-        handler, path = url_to_fs(name)
+        handler, path = url_to_fs(url)
     except (ImportError, ValueError) as error:
-        raise DataError(path=name, problem=str(error), remedy="check the URL") from error
+        raise DataError(path=url, problem=str(error), remedy="check the URL") from error
     return pafs.PyFileSystem(pafs.FSSpecHandler(handler)), path
 
 
-def _expand(filesystem: pafs.FileSystem, path: str, given: str) -> dict[str, int]:
-    """Return the files of one path, with their sizes."""
+def _version(filesystem: pafs.FileSystem, info: pafs.FileInfo) -> str:
+    if info.mtime_ns is not None:
+        return str(info.mtime_ns)
+    handler = getattr(filesystem, "handler", None)
+    if isinstance(handler, pafs.FSSpecHandler):
+        told: dict[str, Any] = handler.fs.info(info.path)
+        return next((str(told[key]) for key in _ETAGS if told.get(key)), "")
+    return ""
+
+
+def _expand(filesystem: pafs.FileSystem, path: str, given: str) -> list[pafs.FileInfo]:
+    """Return the files of one path."""
     info = filesystem.get_file_info(path)
     if info.type == pafs.FileType.File:
-        return {info.path: info.size}
+        return [info]
     if info.type == pafs.FileType.Directory:
         files = _walk(filesystem, path)
         problem, remedy = "holds no data file", "write Parquet files into it"
-    elif any(char in path for char in "*?["):
+    elif any(char in path for char in _WILD):
         parts = path.split("/")
-        fixed = next(i for i, part in enumerate(parts) if any(char in part for char in "*?["))
-        base = "/".join(parts[:fixed])
-        files = {
-            file: size
-            for file, size in _walk(filesystem, base).items()
-            if _matches(file.split("/")[fixed:], parts[fixed:])
-        }
+        fixed = next(i for i, part in enumerate(parts) if any(char in part for char in _WILD))
+        base, pattern = "/".join(parts[:fixed]), parts[fixed:]
+        files = [
+            info
+            for info in _walk(filesystem, base, recursive=pattern[0] == "**" or len(pattern) > 1)
+            if _matches(info.path.split("/")[fixed:], pattern)
+        ]
         problem, remedy = "matches no file", "check the pattern"
     else:
         raise DataError(path=given, problem="does not exist", remedy="check the path")
@@ -115,15 +175,15 @@ def _expand(filesystem: pafs.FileSystem, path: str, given: str) -> dict[str, int
     return files
 
 
-def _walk(filesystem: pafs.FileSystem, base: str) -> dict[str, int]:
-    selector = pafs.FileSelector(base, recursive=True, allow_not_found=True)
+def _walk(filesystem: pafs.FileSystem, base: str, *, recursive: bool = True) -> list[pafs.FileInfo]:
+    selector = pafs.FileSelector(base or "/", recursive=recursive, allow_not_found=True)
     depth = len(base.rstrip("/").split("/"))
-    return {
-        info.path: info.size
+    return [
+        info
         for info in filesystem.get_file_info(selector)
         if info.type == pafs.FileType.File
         and not any(part.startswith((".", "_")) for part in info.path.split("/")[depth:])
-    }
+    ]
 
 
 def _matches(parts: list[str], pattern: list[str]) -> bool:
@@ -134,36 +194,28 @@ def _matches(parts: list[str], pattern: list[str]) -> bool:
     return bool(parts) and fnmatchcase(parts[0], pattern[0]) and _matches(parts[1:], pattern[1:])
 
 
-def _partitions(paths: Sequence[str]) -> list[dict[str, PartitionValue]]:
-    """Return the values of ``key=value`` folders right above each file.
-
-    A column is of integers if all its values are, else of strings.
-    """
-    raw = [_raw_partition(path) for path in paths]
-    for path, values in zip(paths, raw, strict=True):
-        if values.keys() != raw[0].keys():
-            raise DataError(
-                path=path,
-                problem=f"is partitioned by {sorted(values)}, {paths[0]} by {sorted(raw[0])}",
-                remedy="use one layout, or partitioning=None",
-            )
-    integers = {
-        key
-        for key in raw[0]
-        if all(_INTEGER.fullmatch(value) for v in raw if (value := v[key]) is not None)
-    }
-    return [
-        {
-            key: int(value) if value is not None and key in integers else value
-            for key, value in values.items()
-        }
-        for values in raw
-    ]
+def _partitions(paths: Sequence[str]) -> list[dict[str, str | None]]:
+    """Return the values of ``key=value`` folders right above each file."""
+    of_folder: dict[str, dict[str, str | None]] = {}
+    partitions: list[dict[str, str | None]] = []
+    for path in paths:
+        folder = path.rpartition("/")[0]
+        if folder not in of_folder:
+            values = of_folder[folder] = _partition(folder)
+            if partitions and values.keys() != partitions[0].keys():
+                raise DataError(
+                    path=path,
+                    problem=f"is partitioned by {sorted(values)}, "
+                    f"{paths[0]} by {sorted(partitions[0])}",
+                    remedy="use one layout, or partitioning=None",
+                )
+        partitions.append(of_folder[folder])
+    return partitions
 
 
-def _raw_partition(path: str) -> dict[str, str | None]:
+def _partition(folder: str) -> dict[str, str | None]:
     values: dict[str, str | None] = {}
-    for part in reversed(path.split("/")[:-1]):
+    for part in reversed(folder.split("/")):
         key, equals, value = part.partition("=")
         if not equals:
             break

@@ -2,46 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from collections import OrderedDict
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cached_property
-from itertools import repeat
+from typing import Literal
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import pyarrow.types as pt
+from numpy.typing import NDArray
 
 from farandole.data.files import DataFile
-from farandole.errors import ColumnError, DataError
+from farandole.data.footers import (
+    UNKNOWN,
+    changed,
+    digest_of,
+    first_line,
+    parse_tail,
+    read_tail,
+    unreadable,
+)
+from farandole.data.index import IndexCache, load_footers
+from farandole.data.schema import (
+    SchemaReport,
+    deviations,
+    partition_type,
+    plain,
+    resolve,
+    with_given,
+)
+from farandole.errors import ColumnError, DamagedFileError, DataError
 
 BATCH_ROWS = 8192
 """Rows decoded at once: their columns fit into the cache while they become rows."""
 
 _READ_BUFFER_BYTES = 1 << 17
-_FOOTER_THREADS = 8
-_MAGIC = b"PAR1"
-
-
-@dataclass(frozen=True)
-class Footer:
-    """What the end of a file says about it."""
-
-    metadata: pq.FileMetaData
-    schema: pa.Schema
-
-    @cached_property
-    def names(self) -> frozenset[str]:
-        """Columns that the file holds."""
-        return frozenset(self.schema.names)
-
-    @cached_property
-    def leaves(self) -> dict[str, int]:
-        """Place of each column that is not nested, among the stored ones."""
-        stored = self.metadata.schema
-        return {stored.column(leaf).path: leaf for leaf in range(self.metadata.num_columns)}
+_METADATA_BYTES = 16 << 20
+"""Serialized size of the metadata that is kept; in memory it is a few times as large."""
 
 
 class GroupReader:
@@ -53,6 +53,12 @@ class GroupReader:
     files : list of DataFile
     schema : pyarrow.Schema, optional
         Types of some or all columns, to be used instead of those found.
+    wanted : collection of str, optional
+        Columns whose nulls are counted; default: all.
+    cache : IndexCache, optional
+        Where footers are kept.
+    on_bad : {"error", "skip"}
+        Whether files that are no Parquet are left out.
 
     Raises
     ------
@@ -61,16 +67,31 @@ class GroupReader:
     """
 
     def __init__(
-        self, filesystem: pafs.FileSystem, files: list[DataFile], schema: pa.Schema | None
+        self,
+        filesystem: pafs.FileSystem,
+        files: list[DataFile],
+        schema: pa.Schema | None,
+        *,
+        wanted: Collection[str] | None = None,
+        cache: IndexCache | None = None,
+        on_bad: Literal["error", "skip"] = "error",
     ) -> None:
-        self.files = files
         self.filesystem = filesystem
+        self.cache = cache or IndexCache(None, ())
+        self.files, self.footers, self.skipped = load_footers(
+            filesystem, files, wanted=wanted, cache=self.cache, on_bad=on_bad
+        )
         self._is_local = isinstance(filesystem, pafs.LocalFileSystem)
-        with ThreadPoolExecutor(min(_FOOTER_THREADS, len(files))) as pool:
-            self.footers = list(pool.map(_read_footer, repeat(filesystem), files))
-        self._conflicts: dict[str, DataError] = {}
+        self._opened = _OpenedFiles()
         self.partition_names = self._partition_names()
-        self.types = self._unify(schema)
+        found = resolve(self.footers.schemas)
+        found.types.update(self._partition_types())
+        resolution = with_given(found, schema, self.name)
+        self._resolution = resolution
+        self.types = resolution.types
+        self._stored: dict[int, dict[str, pa.DataType]] = {}
+        self._scalars: dict[tuple[str, str], pa.Scalar] = {}
+        self._check_partitions()
 
     @property
     def name(self) -> str:
@@ -80,8 +101,9 @@ class GroupReader:
     def check_columns(self, names: Sequence[str]) -> None:
         """Raise ColumnError or DataError if a column does not exist or has no common type."""
         for name in names:
-            if name in self._conflicts:
-                raise self._conflicts[name]
+            if name in self._resolution.conflicts:
+                paths = [files[0] for files in self._paths_by_schema()]
+                raise self._resolution.conflicts[name].error(paths)
             if name not in self.types:
                 known = tuple(self.types)
                 raise ColumnError(
@@ -90,173 +112,286 @@ class GroupReader:
 
     def all_columns(self) -> list[str]:
         """Return the names of all columns, also of those without a common type."""
-        return [*self.types, *self._conflicts]
+        return [*self.types, *self._resolution.conflicts]
 
     def schema_of(self, names: Sequence[str]) -> pa.Schema:
         """Return the common schema of some columns."""
         return pa.schema([(name, self.types[name]) for name in names])
+
+    def schema_report(self) -> SchemaReport:
+        """Return which files differ from the common schema, and how."""
+        elsewhere = {name: self.types[name] for name in self.partition_names}
+        found = deviations(
+            self.footers.schemas, self._paths_by_schema(), self._resolution, elsewhere
+        )
+        return SchemaReport(self.schema_of(list(self.types)), len(self.files), found)
+
+    def num_rows(self, file: int, group: int) -> int:
+        """Return how many rows a row group has."""
+        return int(self.footers.rows(file)[group])
+
+    # --- reading --------------------------------------------------------------------------
 
     def batches(self, file: int, group: int, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Yield one row group's columns in batches, in order, in the common types.
 
         Raises
         ------
+        DamagedFileError
+            If it cannot be decoded.
         DataError
-            If the file cannot be read or decoded.
+            If the file cannot be read, has changed, or has a value that its column's common
+            type cannot hold.
         """
-        path, footer = self.files[file].path, self.footers[file]
-        present = [name for name in names if name in footer.names]
+        held = self.columns_of(file)
+        present = [name for name in names if name in held]
         schema = self.schema_of(names)
-        with self.reading(file, group):
+        with self.opened(file) as source, self.reading(file, group, present):
+            for batch in source.iter_batches(
+                batch_size=BATCH_ROWS, row_groups=[group], columns=present, use_threads=False
+            ):
+                stored = dict(zip(batch.schema.names, batch.columns, strict=True))
+                columns = [
+                    self._cast(file, group, field, stored[field.name])
+                    if field.name in stored
+                    else self._constant(file, field, batch.num_rows)
+                    for field in schema
+                ]
+                yield pa.RecordBatch.from_arrays(columns, schema=schema)
+
+    @contextmanager
+    def opened(self, file: int) -> Iterator[pq.ParquetFile]:
+        """Open a file, and check that it is the one that was indexed.
+
+        Raises
+        ------
+        DataError
+            If it cannot be read or has changed.
+        """
+        path = self.files[file].path
+        try:
+            stream = self.filesystem.open_input_file(path)
+        except OSError as error:
+            raise unreadable(path, error) from error
+        with stream:
+            metadata = self._metadata(file, stream)
             source = pq.ParquetFile(
-                path,
-                filesystem=self.filesystem,
-                metadata=footer.metadata,
+                stream,
+                metadata=metadata,
                 pre_buffer=not self._is_local,
                 buffer_size=_READ_BUFFER_BYTES,
                 page_checksum_verification=True,
             )
             with source:
-                for batch in source.iter_batches(
-                    batch_size=BATCH_ROWS, row_groups=[group], columns=present, use_threads=False
-                ):
-                    stored = dict(zip(batch.schema.names, batch.columns, strict=True))
-                    columns = [
-                        _cast(stored[field.name], field.type)
-                        if field.name in stored
-                        else self._constant(file, field, batch.num_rows)
-                        for field in schema
-                    ]
-                    yield pa.RecordBatch.from_arrays(columns, schema=schema)
+                yield source
 
     @contextmanager
-    def reading(self, file: int, group: int) -> Iterator[None]:
-        """Turn what Arrow and the system raise into a DataError with the file and row group."""
+    def reading(
+        self, file: int, group: int | None, names: Sequence[str] | None = None
+    ) -> Iterator[None]:
+        """Turn what Arrow and the system raise into a DataError with the file and row group.
+
+        With `names`, the error tells which of these stored columns is damaged.
+        """
         try:
             yield
         except (pa.ArrowException, OSError) as error:
+            raise self._damaged(file, group, names or (), error) from error
+
+    def _metadata(self, file: int, stream: pa.NativeFile) -> pq.FileMetaData:
+        """Return a file's metadata; raise if it is no longer the indexed file."""
+        entry = self.files[file]
+        try:
+            self._check_unchanged(entry, stream)
+            metadata = self._opened.get(file)
+            if metadata is None:
+                tail = read_tail(stream, entry.size_bytes)
+                if digest_of(tail) != self.footers.digest(file):
+                    self.cache.forget()  # its times did not tell
+                    raise changed(entry.path, "has another footer")
+                metadata = parse_tail(tail)
+                self._opened.put(file, metadata)
+        except OSError as error:
+            raise unreadable(entry.path, error) from error
+        return metadata
+
+    def _check_unchanged(self, entry: DataFile, stream: pa.NativeFile) -> None:
+        if stream.size() != entry.size_bytes:
+            raise changed(entry.path, f"has {stream.size()} bytes, not {entry.size_bytes}")
+        if not self._is_local:
+            return  # it would be one request more
+        if str(self.filesystem.get_file_info(entry.path).mtime_ns) != entry.version:
+            raise changed(entry.path, "was written to")
+
+    def _damaged(
+        self, file: int, group: int | None, names: Sequence[str], error: Exception
+    ) -> DataError:
+        """Return the error for a row group, with the first column that cannot be decoded."""
+        path = self.files[file].path
+        found = [] if group is None else self.damaged_columns(file, group, names)
+        column, reason = found[0] if found else (names[0] if names else None, first_line(error))
+        return DamagedFileError(
+            path=path,
+            row_group=group,
+            column=column,
+            problem=f"cannot be read: {reason}",
+            remedy="write the file anew, or run verify() once and pass on_bad='skip'",
+        )
+
+    def damaged_columns(self, file: int, group: int, names: Sequence[str]) -> list[tuple[str, str]]:
+        """Return which of some stored columns cannot be decoded, each with the reason.
+
+        Raises
+        ------
+        DataError
+            If the file cannot be read or has changed.
+        """
+        self._check_bytes(file, group)
+        found: list[tuple[str, str]] = []
+        for name in names:
+            with self.opened(file) as source:
+                try:
+                    for _ in source.iter_batches(row_groups=[group], columns=[name]):
+                        pass
+                except (pa.ArrowException, OSError) as error:
+                    found.append((name, first_line(error)))
+        return found
+
+    def _check_bytes(self, file: int, group: int) -> None:
+        """Raise if the bytes of a row group cannot be had: then nothing is known of damage."""
+        path = self.files[file].path
+        try:
+            with self.filesystem.open_input_file(path) as stream:
+                stored = self._metadata(file, stream).row_group(group)
+                for column in map(stored.column, range(stored.num_columns)):
+                    start = column.data_page_offset
+                    if column.has_dictionary_page:
+                        start = min(start, column.dictionary_page_offset or start)
+                    stream.read_at(column.total_compressed_size, start)
+        except OSError as error:
+            raise unreadable(path, error) from error
+
+    def _cast(self, file: int, group: int, field: pa.Field, column: pa.Array) -> pa.Array:
+        if column.type == field.type:
+            return column
+        try:
+            return column.cast(field.type)
+        except pa.ArrowException as error:
             raise DataError(
                 path=self.files[file].path,
-                problem=f"row group {group} cannot be read: {_first_line(error)}",
-                remedy="write the file anew",
+                problem=f"row group {group}: column {field.name!r} is {column.type}, and cannot "
+                f"be read as {field.type}: {first_line(error)}",
+                remedy="name a type that holds all values in schema=",
             ) from error
-
-    def num_nulls(self, file: int, group: int, name: str) -> int | None:
-        """Return how many nulls a column has in a row group, or None if the footer does not say."""
-        footer = self.footers[file]
-        stored = footer.metadata.row_group(group)
-        if name not in footer.names:
-            value = self.files[file].partition.get(name)
-            return stored.num_rows if value is None else 0
-        if name not in footer.leaves:
-            return None
-        statistics = stored.column(footer.leaves[name]).statistics
-        if statistics is None or not statistics.has_null_count:
-            return None
-        return statistics.null_count
 
     def _constant(self, file: int, field: pa.Field, num_rows: int) -> pa.Array:
         """Return a column that the file does not hold: from its path, or null."""
-        value = self.files[file].partition.get(field.name)
-        if value is None:
+        raw = self.files[file].partition.get(field.name)
+        if raw is None:
             return pa.nulls(num_rows, field.type)
-        return pa.repeat(pa.scalar(value).cast(field.type), num_rows)
+        return pa.repeat(self._scalar(file, field.name, raw), num_rows)
+
+    # --- what files hold ------------------------------------------------------------------
+
+    def columns_of(self, file: int) -> frozenset[str]:
+        """Return the names of the columns that a file holds."""
+        return self._names[self.footers.schema_of_file[file]]
+
+    def stored_types(self, file: int) -> dict[str, pa.DataType]:
+        """Return the types of the columns that a file holds, without dictionaries."""
+        number = int(self.footers.schema_of_file[file])
+        if number not in self._stored:
+            schema = self.footers.schemas[number]
+            self._stored[number] = {column.name: plain(column.type) for column in schema}
+        return self._stored[number]
+
+    def partition_of(self, file: int) -> dict[str, pa.Scalar | None]:
+        """Return the values that a file's path gives to columns that no file holds."""
+        raw = self.files[file].partition
+        return {
+            name: None if (value := raw[name]) is None else self._scalar(file, name, value)
+            for name in self.partition_names
+        }
+
+    def group_number(self, file: int, group: int) -> int:
+        """Return the place of a row group among those of all files."""
+        return int(self.footers.group_starts[file]) + group
+
+    def null_counts(self, name: str) -> NDArray[np.int64]:
+        """Return a column's nulls in every row group of all files; -1 where that is unknown."""
+        footers = self.footers
+        counts = footers.num_nulls(name)
+        for number, schema in enumerate(footers.schemas):
+            if name not in self._names[number]:
+                counts[footers.schema_of_group == number] = UNKNOWN
+                for file in np.flatnonzero(footers.schema_of_file == number).tolist():
+                    is_null = self.files[file].partition.get(name) is None
+                    groups = slice(*footers.group_starts[file : file + 2])
+                    counts[groups] = footers.group_rows[groups] if is_null else 0
+            elif (place := schema.get_field_index(name)) < 0 or _is_nested(schema.field(place)):
+                counts[footers.schema_of_group == number] = UNKNOWN
+        return counts
+
+    def _paths_by_schema(self) -> list[tuple[str, ...]]:
+        paths: list[list[str]] = [[] for _ in self.footers.schemas]
+        for file, number in zip(self.files, self.footers.schema_of_file.tolist(), strict=True):
+            paths[number].append(file.path)
+        return [tuple(some) for some in paths]
 
     def _partition_names(self) -> list[str]:
         """Return the columns that are in paths only: what a file holds comes from the file."""
-        stored = {name for footer in self.footers for name in footer.schema.names}
+        self._names = [frozenset(schema.names) for schema in self.footers.schemas]
+        stored = frozenset().union(*self._names)
         return [name for name in self.files[0].partition if name not in stored]
 
-    def _unify(self, given: pa.Schema | None) -> dict[str, pa.DataType]:
-        """Return the type of each column over all files; note those that have none."""
-        first_with: dict[str, int] = {}
-        types: dict[str, pa.DataType] = {}
-        seen: set[pa.Schema] = set()
-        for file, footer in enumerate(self.footers):
-            if footer.schema in seen:
-                continue
-            seen.add(footer.schema)
-            for field in footer.schema:
-                name, kind = field.name, _plain(field.type)
-                if first_with.setdefault(name, file) == file and name in types:
-                    self._conflicts[name] = DataError(
-                        path=self.files[file].path,
-                        problem=f"there are several columns {name!r}",
-                        remedy="write the file with distinct names",
-                    )
-                    continue
-                try:
-                    types[name] = _common(types.get(name, kind), kind)
-                except (pa.ArrowTypeError, pa.ArrowInvalid):
-                    first = self.files[first_with[name]].path
-                    self._conflicts[name] = DataError(
-                        path=self.files[file].path,
-                        problem=f"column {name!r} is {kind}, but {types[name]} in {first}",
-                        remedy="write both files with one type, or name it in schema=",
-                    )
-        for name in self.partition_names:
-            values = [file.partition[name] for file in self.files]
-            integers = any(isinstance(value, int) for value in values)
-            types[name] = pa.int64() if integers else pa.string()
-        for field in given or ():
-            if field.name not in types:
-                raise ColumnError(
-                    path=self.name,
-                    column=field.name,
-                    problem="of schema= does not exist",
-                    known=tuple(types),
-                )
-            types[field.name] = _plain(field.type)
-            self._conflicts.pop(field.name, None)
-        return {name: kind for name, kind in types.items() if name not in self._conflicts}
+    def _partition_types(self) -> dict[str, pa.DataType]:
+        return {
+            name: partition_type([file.partition[name] for file in self.files])
+            for name in self.partition_names
+        }
+
+    def _check_partitions(self) -> None:
+        for file in range(len(self.files)):
+            self.partition_of(file)
+
+    def _scalar(self, file: int, name: str, raw: str) -> pa.Scalar:
+        """Return a value of a path in its column's type."""
+        if (name, raw) not in self._scalars:
+            try:
+                self._scalars[name, raw] = pa.scalar(raw).cast(self.types[name])
+            except pa.ArrowException as error:
+                raise DataError(
+                    path=self.files[file].path,
+                    problem=f"{name}={raw} in the path is no {self.types[name]}",
+                    remedy="name a type that holds all values in schema=",
+                ) from error
+        return self._scalars[name, raw]
 
 
-def partition_values(reader: GroupReader, file: int) -> Mapping[str, int | str | None]:
-    """Return the values that a file's path gives to columns."""
-    partition = reader.files[file].partition
-    return {name: partition[name] for name in reader.partition_names}
+class _OpenedFiles:
+    """Metadata of the files that were opened last. Safe from many threads."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[int, pq.FileMetaData] = OrderedDict()
+        self._bytes = 0
+        self._lock = threading.Lock()
+
+    def get(self, file: int) -> pq.FileMetaData | None:
+        """Return a file's metadata if it is kept."""
+        with self._lock:
+            if file in self._kept:
+                self._kept.move_to_end(file)
+            return self._kept.get(file)
+
+    def put(self, file: int, metadata: pq.FileMetaData) -> None:
+        """Keep a file's metadata, instead of what was not asked for longest."""
+        with self._lock:
+            if self._kept.setdefault(file, metadata) is metadata:
+                self._bytes += metadata.serialized_size
+            while self._bytes > _METADATA_BYTES and len(self._kept) > 1:
+                self._bytes -= self._kept.popitem(last=False)[1].serialized_size
 
 
-def _read_footer(filesystem: pafs.FileSystem, file: DataFile) -> Footer:
-    try:
-        with pq.ParquetFile(file.path, filesystem=filesystem) as source:
-            return Footer(source.metadata, source.schema_arrow)
-    except (pa.ArrowException, OSError) as error:
-        raise DataError(
-            path=file.path,
-            problem=_what_is_wrong(filesystem, file, error),
-            remedy="write it anew, or leave it out",
-        ) from error
-
-
-def _what_is_wrong(filesystem: pafs.FileSystem, file: DataFile, error: Exception) -> str:
-    if file.size_bytes == 0:
-        return "is empty, not a Parquet file"
-    try:
-        with filesystem.open_input_file(file.path) as stream:
-            start = stream.read(len(_MAGIC))
-    except OSError:
-        return f"cannot be read: {_first_line(error)}"
-    if start != _MAGIC:
-        return "is not a Parquet file"
-    return f"has no usable footer, as if cut short: {_first_line(error)}"
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0]
-
-
-def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    return column if column.type == kind else column.cast(kind)
-
-
-def _plain(kind: pa.DataType) -> pa.DataType:
-    """Return the type of a dictionary's values: dictionaries differ from group to group."""
-    return kind.value_type if pt.is_dictionary(kind) else kind
-
-
-def _common(one: pa.DataType, other: pa.DataType) -> pa.DataType:
-    if one == other:
-        return one
-    schemas = [pa.schema([("x", kind)]) for kind in (one, other)]
-    return pa.unify_schemas(schemas, promote_options="permissive").field(0).type
+def _is_nested(field: pa.Field) -> bool:
+    kind = field.type
+    return pt.is_nested(kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind)

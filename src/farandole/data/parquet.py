@@ -10,13 +10,17 @@ import threading
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal, Unpack
 
+import numpy as np
 import pyarrow as pa
 
 from farandole.data.block import RowBlock, Transform, transformed
-from farandole.data.files import PathLike, find_files
+from farandole.data.counting import expression_text, filter_columns
+from farandole.data.files import PathLike, find_files, given_names
 from farandole.data.groups import GroupReader
+from farandole.data.index import IndexCache
 from farandole.data.layout import Layout, make_layout
 from farandole.data.loader import Loadable
 from farandole.data.plans import make_epoch_plan
@@ -31,8 +35,10 @@ from farandole.data.reader import (
     read_ranges,
     shards_of,
 )
+from farandole.data.schema import SchemaReport
 from farandole.data.selection import Shard, as_expression, select_shards
-from farandole.errors import DataError
+from farandole.data.verify import Damage, VerifyReport, damage_error, find_damage, known_damage
+from farandole.errors import DamagedFileError, DataError
 from farandole.plan.lanes import DEFAULT_WINDOW_ROWS, MIN_LANES, EpochPlan
 from farandole.plan.steps import EpochSettings
 
@@ -57,6 +63,7 @@ class _Index:
     source: ShardSource
     cache: ShardCache
     filters: str
+    skipped: tuple[DamagedFileError, ...]
 
     def decoded_bytes(self, shards: Iterable[int]) -> int:
         """Return the size of some shards in memory."""
@@ -67,10 +74,11 @@ class _Index:
         """Hex digest of all that decides which rows there are."""
         files = self.reader.files
         base = posixpath.commonpath([posixpath.dirname(file.path) for file in files])
+        digests = self.reader.footers.table["digest"].to_pylist()
         content = {
             "files": [
-                [posixpath.relpath(file.path, base), file.size_bytes, dict(file.partition)]
-                for file in files
+                [file.path[len(base) :], file.size_bytes, digest.hex(), dict(file.partition)]
+                for file, digest in zip(files, digests, strict=True)
             ],
             "shards": [[shard.file, shard.group, shard.num_rows] for shard in self.shards],
             "schema": [[name, str(kind)] for name, kind in self.reader.types.items()],
@@ -117,6 +125,13 @@ class ParquetDataset(Loadable):
     buffer_bytes : int, default=256 MiB
         Decoded row groups are kept if those that are needed fit into it. Beside it, a window
         of each lane is held.
+    on_bad : {"error", "skip"}, default="error"
+        Whether files that are no Parquet, and row groups that `verify` found to be damaged, are
+        left out of the plan instead of an error.
+    index_cache : str, Path or None, default="auto"
+        Folder in which footers and the counts of filters are kept, so that later opens read
+        only files that are new or have changed: ``index`` in the user's folder for caches, or
+        another one, which workers on several hosts may share. None keeps nothing.
 
     Notes
     -----
@@ -136,6 +151,8 @@ class ParquetDataset(Loadable):
         transform: Transform | None = None,
         preprocess: Preprocessor | None = None,
         buffer_bytes: int = 256 << 20,
+        on_bad: Literal["error", "skip"] = "error",
+        index_cache: str | Path | None = "auto",
     ) -> None:
         if features is not None and preprocess is not None:
             raise DataError(
@@ -153,6 +170,13 @@ class ParquetDataset(Loadable):
         self._transform = transform
         self._preprocess = preprocess
         self._buffer_bytes = buffer_bytes
+        if on_bad not in ("error", "skip"):
+            raise DataError(
+                path=str(paths), problem=f"on_bad={on_bad!r}", remedy="pass 'error' or 'skip'"
+            )
+        self._on_bad: Literal["error", "skip"] = on_bad
+        self._index_cache = index_cache
+        self._damage: list[Damage] = []
         self._has_warned = False
         self._made: _Index | None = None
         self._lock = threading.Lock()
@@ -196,8 +220,51 @@ class ParquetDataset(Loadable):
 
     @property
     def fingerprint(self) -> str:
-        """Hex digest over files (path below the data set, size), rows, types and filters."""
+        """Hex digest over files (path below the data set, size, footer), rows, types, filters.
+
+        It does not tell where the data set lies, nor when it was written.
+        """
         return self._index().fingerprint
+
+    @property
+    def skipped(self) -> tuple[DamagedFileError, ...]:
+        """What ``on_bad="skip"`` leaves out: files, and row groups that `verify` found."""
+        return self._index().skipped
+
+    def warnings(self) -> list[str]:
+        """Return what a job's report must tell of the data: a line for what is left out."""
+        skipped = self.skipped
+        if not skipped:
+            return []
+        more = f", and {len(skipped) - 1} more" if len(skipped) > 1 else ""
+        return [f"left out of the data: {next(iter(skipped))}{more}"]
+
+    def schema_report(self) -> SchemaReport:
+        """Return the schema that files are cast to, and which files differ from it, and how."""
+        return self._index().reader.schema_report()
+
+    def verify(self, *, threads: int = 4) -> VerifyReport:
+        """Decode all pages of the columns that are used, of all files. Blocks.
+
+        What is damaged is recorded in the index: from then on it is an error before training or,
+        with ``on_bad="skip"``, left out. Run it before a job, not in one: its workers must agree
+        on what is left out.
+
+        Raises
+        ------
+        DataError
+            If a file cannot be read, which says nothing about what is in it.
+        """
+        with self._lock:
+            reader = self._open("skip")
+            names = self._used_columns(reader)
+            reader.check_columns(names)
+            found = find_damage(reader, names, threads)
+            self._damage += found
+            self._made = None
+        damaged = [damage_error(damage) for damage in found]
+        num_groups = len(reader.footers.group_rows)
+        return VerifyReport(len(reader.files), num_groups, (*reader.skipped, *damaged))
 
     def _index(self) -> _Index:
         with self._lock:
@@ -205,16 +272,47 @@ class ParquetDataset(Loadable):
                 self._made = self._make_index()
             return self._made
 
+    def _open(self, on_bad: Literal["error", "skip"]) -> GroupReader:
+        hive = self._partitioning == "hive"
+        filesystem, files = find_files(self._paths, hive=hive)
+        cache = IndexCache(self._index_cache, given_names(self._paths))
+        asked = self._asked_columns()
+        return GroupReader(
+            filesystem, files, self._schema, wanted=asked, cache=cache, on_bad=on_bad
+        )
+
+    def _asked_columns(self) -> list[str] | None:
+        """Return the columns that were asked for; None stands for all."""
+        if self._columns is None and self._features is None and self._preprocess is None:
+            return None
+        prepared = self._preprocess.columns if self._preprocess else ()
+        label = () if self._label is None else (self._label,)
+        named = (*(self._columns or ()), *(self._features or ()), *prepared, *label)
+        return list(dict.fromkeys(named))
+
+    def _used_columns(self, reader: GroupReader) -> list[str]:
+        """Return all columns that are read, those of filters included."""
+        asked = self._asked_columns()
+        expression = as_expression(self._filters)
+        filtered = [] if expression is None else filter_columns(reader, expression)
+        return list(dict.fromkeys([*(reader.all_columns() if asked is None else asked), *filtered]))
+
     def _make_index(self) -> _Index:
         filters = as_expression(self._filters)
-        filesystem, files = find_files(self._paths, hive=self._partitioning == "hive")
-        reader = GroupReader(filesystem, files, self._schema)
+        reader = self._open(self._on_bad)
         if self._label is not None:
             reader.check_columns([self._label])
-        shards = select_shards(reader, filters, self._label)
+        damaged = known_damage(reader, self._used_columns(reader), self._damage)
+        if damaged and self._on_bad == "error":
+            raise next(iter(damaged.values()))
+        skipped = (*reader.skipped, *damaged.values())
+        for error in skipped:
+            _logger.warning("left out: %s", error)
+        shards = select_shards(reader, filters, self._label, damaged)
+        groups = np.array([reader.group_number(shard.file, shard.group) for shard in shards])
 
         def has_nulls(name: str) -> bool:
-            return any(reader.num_nulls(shard.file, shard.group, name) != 0 for shard in shards)
+            return bool(reader.null_counts(name)[groups].any())
 
         layout = make_layout(
             reader,
@@ -226,7 +324,8 @@ class ParquetDataset(Loadable):
         )
         source = ShardSource(reader, shards, layout)
         cache = ShardCache(source, self._buffer_bytes)
-        return _Index(reader, shards, layout, source, cache, str(filters))
+        text = str(None) if filters is None else expression_text(filters)
+        return _Index(reader, shards, layout, source, cache, text, skipped)
 
     # --- reading --------------------------------------------------------------------------
 

@@ -12,9 +12,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from farandole.data.block import RowBlock
+from farandole.data.counting import label_nulls
 from farandole.data.groups import GroupReader
 from farandole.data.layout import Layout
-from farandole.data.selection import Shard, label_nulls
+from farandole.data.selection import Shard
 from farandole.errors import DataError
 from farandole.plan.lanes import EpochPlan
 

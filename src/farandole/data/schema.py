@@ -1,0 +1,225 @@
+"""One schema for files that differ, and what becomes of each file's columns under it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import pyarrow as pa
+import pyarrow.types as pt
+
+from farandole.errors import ColumnError, DataError
+
+_INTEGER = re.compile(r"-?\d{1,18}")
+
+
+@dataclass(frozen=True)
+class Conflict:
+    """Why a column has no type: `first` and `second` are numbers of schemas."""
+
+    column: str
+    first: int
+    second: int
+    first_type: pa.DataType
+    second_type: pa.DataType
+    twice: bool = False
+    """Whether a file has several columns of the name."""
+
+    def error(self, paths: Sequence[str]) -> DataError:
+        """Return the error; `paths` has a file for each schema."""
+        if self.twice:
+            return DataError(
+                path=paths[self.second],
+                problem=f"there are several columns {self.column!r}",
+                remedy="write the file with distinct names",
+            )
+        problem = (
+            f"column {self.column!r} is {self.second_type}, "
+            f"but {self.first_type} in {paths[self.first]}"
+        )
+        remedy = "write both files with one type, or name it in schema="
+        return DataError(path=paths[self.second], problem=problem, remedy=remedy)
+
+
+@dataclass(frozen=True)
+class Resolution:
+    """The type of each column over all files, in the order in which files first have them."""
+
+    types: dict[str, pa.DataType] = field(default_factory=dict[str, pa.DataType])
+    conflicts: dict[str, Conflict] = field(default_factory=dict[str, Conflict])
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """How some files' columns differ from what is read of them.
+
+    Attributes
+    ----------
+    column : str
+        Empty where the order of columns is meant.
+    kind : {"missing", "cast", "conflict", "order"}
+        Conflicting columns cannot be read; all else can.
+    detail : str
+    paths : tuple of str
+    """
+
+    column: str
+    kind: Literal["missing", "cast", "conflict", "order"]
+    detail: str
+    paths: tuple[str, ...]
+
+    def __str__(self) -> str:
+        first, *others = self.paths
+        more = f" and {len(others)} more" if others else ""
+        column = f"{self.column!r} " if self.column else ""
+        return f"{column}{self.detail}: {first}{more}"
+
+
+@dataclass(frozen=True)
+class SchemaReport:
+    """The schema that all files are cast to, and which files deviate from it.
+
+    Attributes
+    ----------
+    schema : pyarrow.Schema
+        Without columns that have no common type.
+    num_files : int
+    deviations : tuple of Deviation
+        Empty if all files have this very schema.
+    """
+
+    schema: pa.Schema
+    num_files: int
+    deviations: tuple[Deviation, ...]
+
+    def __str__(self) -> str:
+        if not self.deviations:
+            return f"{self.num_files} files of one schema, {len(self.schema)} columns"
+        head = f"{self.num_files} files, {len(self.schema)} columns"
+        return "\n  ".join(
+            [f"{head}; {len(self.deviations)} deviations:", *map(str, self.deviations)]
+        )
+
+
+def resolve(schemas: Sequence[pa.Schema]) -> Resolution:
+    """Return the narrowest type that holds each column of all schemas without loss of range.
+
+    Integers widen, and become floating beside floats; null takes any type; decimals, times and
+    strings take the larger precision, unit and offsets; times of two zones become UTC; the
+    fields of structs are joined, the elements of lists likewise. Of dictionaries, the values
+    count.
+    """
+    found = Resolution()
+    first_with: dict[str, int] = {}
+    for number, schema in enumerate(schemas):
+        for column in schema:
+            name, kind = column.name, plain(column.type)
+            if name in found.conflicts:
+                continue
+            known = found.types.setdefault(name, kind)
+            twice = (
+                first_with.setdefault(name, number) == number
+                and len(schema.get_all_field_indices(name)) > 1
+            )
+            common = None if twice else common_type(known, kind)
+            if common is None:
+                found.conflicts[name] = Conflict(name, first_with[name], number, known, kind, twice)
+            else:
+                found.types[name] = common
+    for name in found.conflicts:
+        del found.types[name]
+    return found
+
+
+def with_given(found: Resolution, given: pa.Schema | None, path: str) -> Resolution:
+    """Return a resolution in which the types that a user gave stand.
+
+    Raises
+    ------
+    ColumnError
+        If a column does not exist.
+    """
+    types, conflicts = dict(found.types), dict(found.conflicts)
+    for column in given or ():
+        if column.name not in types and column.name not in conflicts:
+            problem = "of schema= does not exist"
+            raise ColumnError(path=path, column=column.name, problem=problem, known=tuple(types))
+        types[column.name] = plain(column.type)
+        conflicts.pop(column.name, None)
+    return Resolution(types, conflicts)
+
+
+def partition_type(values: Sequence[str | None]) -> pa.DataType:
+    """Return int64 if all values are integers, else string."""
+    integers = all(_INTEGER.fullmatch(value) for value in values if value is not None)
+    return pa.int64() if integers else pa.string()
+
+
+def plain(kind: pa.DataType) -> pa.DataType:
+    """Return the type of a dictionary's values: dictionaries differ from group to group."""
+    return kind.value_type if pt.is_dictionary(kind) else kind
+
+
+def common_type(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
+    """Return the type that holds both, or None."""
+    if one == other:
+        return one
+    if pt.is_timestamp(one) and pt.is_timestamp(other) and one.tz and other.tz:
+        one, other = pa.timestamp(one.unit, "UTC"), pa.timestamp(other.unit, "UTC")
+    schemas = [pa.schema([("x", kind)]) for kind in (one, other)]
+    try:
+        return pa.unify_schemas(schemas, promote_options="permissive").field(0).type
+    except (pa.ArrowTypeError, pa.ArrowInvalid):
+        return None
+
+
+def deviations(
+    schemas: Sequence[pa.Schema],
+    paths: Sequence[tuple[str, ...]],
+    resolution: Resolution,
+    elsewhere: Mapping[str, pa.DataType],
+) -> tuple[Deviation, ...]:
+    """Return how schemas differ from what they are resolved to.
+
+    Parameters
+    ----------
+    paths : sequence of tuple of str
+        The files of each schema.
+    elsewhere : mapping
+        Columns that come from folders.
+    """
+    order = [name for name in resolution.types if name not in elsewhere]
+    place = {name: number for number, name in enumerate(order)}
+    found: dict[tuple[str, Literal["missing", "cast", "conflict", "order"], str], list[str]] = {}
+    for schema, files in zip(schemas, paths, strict=True):
+        names = set(schema.names)
+        for name in order:
+            if name not in names:
+                found.setdefault((name, "missing", "is missing, null is read"), []).extend(files)
+        for column in schema:
+            name = column.name
+            if name in resolution.conflicts:
+                detail = f"is {column.type}, which has no common type with other files"
+                found.setdefault((name, "conflict", detail), []).extend(files)
+            elif plain(column.type) != resolution.types[name]:
+                detail = _cast_detail(column.type, resolution.types[name])
+                found.setdefault((name, "cast", detail), []).extend(files)
+        places = [place[name] for name in schema.names if name in place]
+        if places != sorted(places):
+            found.setdefault(("", "order", "columns in another order"), []).extend(files)
+    return tuple(
+        Deviation(column, kind, detail, tuple(files))
+        for (column, kind, detail), files in found.items()
+    )
+
+
+def _cast_detail(stored: pa.DataType, resolved: pa.DataType) -> str:
+    detail = f"is {stored}, read as {resolved}"
+    if pt.is_integer(stored) and pt.is_floating(resolved):
+        digits = {16: 11, 32: 24, 64: 53}[resolved.bit_width]
+        return f"{detail} (integers beyond 2**{digits} are an error)"
+    if pt.is_uint64(stored) and pt.is_int64(resolved):
+        return f"{detail} (values from 2**63 up are an error)"
+    return detail
