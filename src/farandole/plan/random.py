@@ -16,6 +16,7 @@ class Stream(enum.IntEnum):
     WINDOW_ORDER = 2
     SLOT = 3
     EVALUATION = 4
+    SOURCE = 7
 
 
 def philox_key(seed: int, stream: Stream, *path: int) -> np.ndarray:
@@ -40,6 +41,11 @@ def slot_seed(seed: int, step: int, slot: int) -> int:
 def evaluation_seed(seed: int, step: int, unit: int) -> int:
     """Return the 63-bit seed of all randomness inside one unit of an evaluation."""
     return _hashed(seed, Stream.EVALUATION, step, unit)
+
+
+def source_seed(seed: int, source: int) -> int:
+    """Return the 63-bit seed of the order of one of several data sets that are mixed."""
+    return _hashed(seed, Stream.SOURCE, source)
 
 
 def _hashed(seed: int, stream: Stream, *path: int) -> int:
