@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from farandole import errors
     from farandole.config import JobConfig
     from farandole.data import ArrayDataset, ParquetDataset, Preprocessor
+    from farandole.data.sources import from_delta, from_iceberg
     from farandole.job.batch import Batch
     from farandole.job.launch import Result, run
     from farandole.job.model import load_model
@@ -30,6 +31,8 @@ __all__ = [
     "Result",
     "__version__",
     "errors",
+    "from_delta",
+    "from_iceberg",
     "load_model",
     "run",
 ]
@@ -42,6 +45,8 @@ _HOMES = {
     "ParquetDataset": "farandole.data",
     "Preprocessor": "farandole.data",
     "Result": "farandole.job.launch",
+    "from_delta": "farandole.data.sources",
+    "from_iceberg": "farandole.data.sources",
     "load_model": "farandole.job.model",
     "run": "farandole.job.launch",
 }

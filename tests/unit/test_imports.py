@@ -64,6 +64,8 @@ def test_public_names():
         "Result",
         "__version__",
         "errors",
+        "from_delta",
+        "from_iceberg",
         "load_model",
         "run",
     ]
