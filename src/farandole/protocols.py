@@ -46,6 +46,14 @@ class Reducer(Protocol):
         """
         ...
 
+    def put(self, bucket: int, subtree: int, offset: int, values: torch.Tensor) -> None:
+        """Write values to a region from an element on, perhaps later: before `wait` returns.
+
+        `values` (1-d) must stay as they are until then. Saves a copy where a rank can add
+        them from where they are.
+        """
+        ...
+
     def ready(self, bucket: int) -> None:
         """Announce that all regions of a bucket are written. Does not block."""
         ...

@@ -145,6 +145,10 @@ class InProcessReducer:
         """Return the vector of a bucket for this rank's subtree of that position."""
         return self._regions[bucket][subtree]
 
+    def put(self, bucket: int, subtree: int, offset: int, values: torch.Tensor) -> None:
+        """Write values to a region from an element on."""
+        self._regions[bucket][subtree][offset : offset + len(values)].copy_(values)
+
     def ready(self, bucket: int) -> None:
         """Announce a bucket."""
         check_ready(bucket, self._num_ready)

@@ -199,6 +199,10 @@ class NetworkReducer:
         """Return the vector of a bucket for this rank's subtree of that position."""
         return self._exchange.region(bucket, subtree)
 
+    def put(self, bucket: int, subtree: int, offset: int, values: torch.Tensor) -> None:
+        """Write values to a region from an element on."""
+        self.region(bucket, subtree)[offset : offset + len(values)].copy_(values)
+
     def ready(self, bucket: int) -> None:
         """Announce a bucket and start to send it. Does not wait."""
         check_ready(bucket, self._num_ready)

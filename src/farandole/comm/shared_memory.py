@@ -74,28 +74,51 @@ class _Work:
     """A rank's share of one bucket: its slice of all regions, cut into chunks."""
 
     def __init__(self, layout: Layout, bucket: Bucket, rank: int, regions: _Regions) -> None:
-        mine = layout.slice_of(bucket, rank)
+        self._mine = layout.slice_of(bucket, rank)
+        self._regions = regions[rank]
+        self._lent: list[tuple[int, int, torch.Tensor]] = []
         size = _CHUNK_BYTES // bucket.dtype.itemsize
-        chunks = [
-            slice(start, min(start + size, mine.stop))
-            for start in range(mine.start, mine.stop, size)
+        self._chunks = [
+            slice(start, min(start + size, self._mine.stop))
+            for start in range(self._mine.start, self._mine.stop, size)
         ]
         self._additions = [
             [(regions[i[0]][i[1]][chunk], regions[j[0]][j[1]][chunk]) for i, j in layout.additions]
-            for chunk in chunks
+            for chunk in self._chunks
         ]
         self._copies = [
             (regions[0][0][chunk], [regions[r][0][chunk] for r in range(1, layout.world_size)])
-            for chunk in chunks
+            for chunk in self._chunks
         ]
+
+    def put(self, subtree: int, offset: int, values: torch.Tensor) -> None:
+        """Copy what the peers add; what this rank adds itself is taken from `values` then."""
+        stop = offset + len(values)
+        begin = min(max(self._mine.start, offset), stop)
+        end = max(min(self._mine.stop, stop), begin)
+        if (end - begin) * values.itemsize < _CHUNK_BYTES:
+            begin = end = stop
+        region = self._regions[subtree]
+        region[offset:begin].copy_(values[: begin - offset])
+        region[end:stop].copy_(values[end - offset :])
+        if begin < end:
+            self._lent.append((subtree, begin, values[begin - offset : end - offset]))
 
     def do(self) -> None:
         """Add every chunk in the tree's order, and give the total to every rank."""
-        for additions, (total, others) in zip(self._additions, self._copies, strict=True):
+        for chunk, additions, (total, others) in zip(
+            self._chunks, self._additions, self._copies, strict=True
+        ):
+            for subtree, begin, values in self._lent:
+                first, stop = max(chunk.start, begin), min(chunk.stop, begin + len(values))
+                if first < stop:
+                    part = values[first - begin : stop - begin]
+                    self._regions[subtree][first:stop].copy_(part)
             for into, other in additions:
                 into.add_(other)
             for other in others:
                 other.copy_(total)
+        self._lent.clear()
 
 
 _Regions = list[list[torch.Tensor]]
@@ -124,6 +147,10 @@ class SharedMemoryReducer:
     def region(self, bucket: int, subtree: int) -> torch.Tensor:
         """Return the vector of a bucket for this rank's subtree of that position."""
         return self._regions[bucket][subtree]
+
+    def put(self, bucket: int, subtree: int, offset: int, values: torch.Tensor) -> None:
+        """Give some of a region's values; those that this rank adds itself are read later."""
+        self._work[bucket].put(subtree, offset, values)
 
     def ready(self, bucket: int) -> None:
         """Announce a bucket, and add whatever is complete on all ranks. Does not wait."""

@@ -25,6 +25,10 @@ class SingleReducer:
             raise IndexError(f"one worker holds one subtree, not {subtree + 1}")
         return self._regions[bucket]
 
+    def put(self, bucket: int, subtree: int, offset: int, values: torch.Tensor) -> None:
+        """Write values to a region from an element on."""
+        self.region(bucket, subtree)[offset : offset + len(values)].copy_(values)
+
     def ready(self, bucket: int) -> None:
         """Do nothing: the region is the total."""
 

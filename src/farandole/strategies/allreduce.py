@@ -89,7 +89,7 @@ class AllReduce:
         layout = lay_out(self._parameters, self._buffers, self._bucket_bytes)
         reducer = self._comm.reducer(layout.buckets, self._num_slots, exact=self._exact)
         self._reducer = reducer
-        self._bucket_of = [place.bucket for place in layout.places]
+        self._places = layout.places
         self._bucket_sizes = [len(members) for members in layout.members()]
         for subtree in range(self._num_subtrees):
             region = self._region(reducer, subtree)
@@ -148,6 +148,7 @@ class AllReduce:
         self._chain = self._held[len(self._held) - step.num_merges :][::-1]
         exchanged = step.subtree is not None and self._reducer is not None
         self._target = self._targets[step.subtree] if exchanged else None  # type: ignore[index]
+        self._subtree = step.subtree
         self._fired = bytearray(self._num_tensors)
         self._num_fired = 0
         self._announce = last and self._reducer is not None
@@ -209,9 +210,18 @@ class AllReduce:
         if chain:
             add_up([left[index] for left in chain], value, out=target)
         else:
-            target.copy_(value)
+            self._put(index, value, target)
         if self._announce:
-            self._count_down(self._bucket_of[index])
+            self._count_down(self._places[index].bucket)
+
+    def _put(self, index: int, value: torch.Tensor, target: torch.Tensor) -> None:
+        """Give the exchange a tensor as it is, if it is laid out as its target."""
+        if value.stride() != target.stride():
+            target.copy_(value)
+            return
+        place = self._places[index]
+        flat = value.as_strided((value.numel(),), (1,))
+        self._reducer.put(place.bucket, self._subtree, place.offset, flat)  # type: ignore[union-attr]
 
     def _count_down(self, bucket: int) -> None:
         pending = self._pending

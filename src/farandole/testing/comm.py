@@ -11,7 +11,7 @@ See `farandole.testing.worlds` for worlds of threads and of processes.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
 from functools import cache
 from typing import Any, ClassVar
@@ -26,16 +26,19 @@ from farandole.protocols import Bucket, Comm, Reducer
 from farandole.testing.worlds import Worker, World
 
 CPU = torch.device("cpu")
-DTYPES = (torch.float32, torch.float64, torch.bfloat16)
-SIZES = (1, 1000, 70_001)
-"""Elements per bucket: fewer than ranks, than a cache line each, and more than a chunk."""
+SIZES = {
+    torch.float32: (1, 1000, 200_003),
+    torch.float64: (1, 1000),
+    torch.bfloat16: (1, 1000, 70_001),
+}
+"""Elements per bucket: fewer than ranks, than a cache line each, and more than a chunk each."""
 
 NUM_STEPS = 3
 
 
-def make_buckets(dtypes: Sequence[torch.dtype] = DTYPES) -> list[Bucket]:
+def make_buckets(dtypes: Iterable[torch.dtype] = SIZES) -> list[Bucket]:
     """Return a bucket of each size and dtype."""
-    shapes = [(size, dtype) for dtype in dtypes for size in SIZES]
+    shapes = [(size, dtype) for dtype in dtypes for size in SIZES[dtype]]
     return [Bucket(i, size, dtype, CPU) for i, (size, dtype) in enumerate(shapes)]
 
 
@@ -43,7 +46,7 @@ def make_buckets(dtypes: Sequence[torch.dtype] = DTYPES) -> list[Bucket]:
 def _numbers() -> torch.Tensor:
     """Return numbers of many sizes."""
     random = torch.Generator().manual_seed(0)
-    values = torch.randn(max(SIZES), generator=random, dtype=torch.float64)
+    values = torch.randn(max(map(max, SIZES.values())), generator=random, dtype=torch.float64)
     return values * 10.0 ** torch.randint(-8, 8, values.shape, generator=random)
 
 
@@ -61,12 +64,15 @@ def bits(tensor: torch.Tensor) -> bytes:
 
 
 def write_regions(reducer: Reducer, bucket: Bucket, comm: Comm, num_slots: int, step: int) -> None:
-    """Fold the slots of this rank, and write the subtrees."""
+    """Fold the slots of this rank, and write the subtrees: in one of three ways, by step."""
     fold: Fold[torch.Tensor] = Fold(num_slots, torch.add)
     for slot in slots_of(comm.rank, comm.world_size, num_slots):
         fold.put(Node(0, slot), slot_value(bucket, step, slot))
     for position, (_, value) in enumerate(fold.take()):
-        reducer.region(bucket.index, position).copy_(value)
+        cut = (0, len(value) // 3, len(value))[step % 3]
+        reducer.region(bucket.index, position)[:cut].copy_(value[:cut])
+        for start, stop in ((cut, 2 * cut), (2 * cut, len(value))):
+            reducer.put(bucket.index, position, start, value[start:stop])
 
 
 def expected_total(bucket: Bucket, num_slots: int, step: int) -> bytes:
