@@ -12,7 +12,22 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from farandole import errors
     from farandole.config import JobConfig
-    from farandole.data import ArrayDataset, ParquetDataset, Preprocessor
+    from farandole.data import (
+        ArrayDataset,
+        Masked,
+        ParquetDataset,
+        Preprocessor,
+        Ragged,
+        arrow,
+        coded,
+        decode,
+        filled,
+        hashed,
+        masked,
+        npy,
+        padded,
+        scaled_int,
+    )
     from farandole.data.sources import from_delta, from_iceberg
     from farandole.job.batch import Batch
     from farandole.job.launch import Result, run
@@ -26,15 +41,26 @@ __all__ = [
     "Batch",
     "Job",
     "JobConfig",
+    "Masked",
     "ParquetDataset",
     "Preprocessor",
+    "Ragged",
     "Result",
     "__version__",
+    "arrow",
+    "coded",
+    "decode",
     "errors",
+    "filled",
     "from_delta",
     "from_iceberg",
+    "hashed",
     "load_model",
+    "masked",
+    "npy",
+    "padded",
     "run",
+    "scaled_int",
 ]
 
 _HOMES = {
@@ -42,13 +68,24 @@ _HOMES = {
     "Batch": "farandole.job.batch",
     "Job": "farandole.job.session",
     "JobConfig": "farandole.config",
+    "Masked": "farandole.data",
     "ParquetDataset": "farandole.data",
     "Preprocessor": "farandole.data",
+    "Ragged": "farandole.data",
     "Result": "farandole.job.launch",
+    "arrow": "farandole.data",
+    "coded": "farandole.data",
+    "decode": "farandole.data",
+    "filled": "farandole.data",
     "from_delta": "farandole.data.sources",
     "from_iceberg": "farandole.data.sources",
+    "hashed": "farandole.data",
     "load_model": "farandole.job.model",
+    "masked": "farandole.data",
+    "npy": "farandole.data",
+    "padded": "farandole.data",
     "run": "farandole.job.launch",
+    "scaled_int": "farandole.data",
 }
 
 

@@ -2,7 +2,35 @@
 
 from farandole.data.arrays import ArrayDataset
 from farandole.data.block import RowBlock
+from farandole.data.choices import (
+    arrow,
+    coded,
+    decode,
+    filled,
+    hashed,
+    masked,
+    npy,
+    padded,
+    scaled_int,
+)
+from farandole.data.columns import Masked, Ragged
 from farandole.data.parquet import ParquetDataset
 from farandole.data.preprocess import Preprocessor
 
-__all__ = ["ArrayDataset", "ParquetDataset", "Preprocessor", "RowBlock"]
+__all__ = [
+    "ArrayDataset",
+    "Masked",
+    "ParquetDataset",
+    "Preprocessor",
+    "Ragged",
+    "RowBlock",
+    "arrow",
+    "coded",
+    "decode",
+    "filled",
+    "hashed",
+    "masked",
+    "npy",
+    "padded",
+    "scaled_int",
+]

@@ -36,12 +36,8 @@ class ArrayDataset(Loadable):
         Rows that are moved as one by the shuffle of shards.
     transform : callable, optional
         Takes a `RowBlock` and returns one of as many rows.
-        It must keep no state and must not use global random generators: they are not seeded
-        for it, so no two jobs would get the same. Augment at random in the loop's body, which
-        is seeded for each slot, or with a generator derived from the block's rows::
-
-            rng = np.random.default_rng(block.row_ids[:8])
-            noise = rng.normal(0, 0.1, block.features.shape).astype(np.float32)
+        It must keep no state, and take random numbers from `RowBlock.rng` or
+        `RowBlock.uniform` only: those hang on the epoch and the rows, not on who reads them.
     **columns : array-like, shape (n, ...)
         Further arrays, given by name as they are.
 
@@ -124,7 +120,8 @@ class ArrayDataset(Loadable):
         """Yield the blocks of `slots`, in the order of (step, slot). Does no I/O."""
         for step in range(start_step, plan.num_steps):
             for slot in slots:
-                yield transformed(self._rows.take(plan.slot_row_ids(step, slot)), self._transform)
+                block = self._rows.take(plan.slot_row_ids(step, slot))
+                yield transformed(block, self._transform, plan)
 
     def read_rows(self, ranges: Sequence[range]) -> Generator[RowBlock]:
         """Yield one block for each range of rows, in the order of the data set."""

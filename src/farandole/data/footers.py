@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from farandole.data.files import DataFile
+from farandole.data.nested import is_among, named_nodes
 from farandole.errors import DamagedFileError, DataError
 
 UNKNOWN = -1
@@ -107,22 +108,20 @@ class SchemaPool:
             number = self._schema_numbers.setdefault(_key(schema), len(self.schemas))
             if number == len(self.schemas):
                 self.schemas.append(schema)
-            leaves = self._leaves(metadata.schema)
+            leaves = self._leaves(schema)
             known.append((metadata.schema, number, leaves))
             return number, leaves
 
-    def _leaves(self, stored: pq.ParquetSchema) -> Leaves:
-        """Return leaf and column number of columns that are in no list."""
+    def _leaves(self, schema: pa.Schema) -> Leaves:
+        """Return leaf and column number of columns that are not divided into fields."""
         found: Leaves = []
-        for leaf in range(len(stored)):
-            column = stored.column(leaf)
-            name = column.path
-            if column.max_repetition_level or not (self._wanted is None or name in self._wanted):
+        for name, node in named_nodes(schema).items():
+            if node.is_divided or not (self._wanted is None or is_among(name, self._wanted)):
                 continue
             number = self._column_numbers.setdefault(name, len(self.columns))
             if number == len(self.columns):
                 self.columns.append(name)
-            found.append((leaf, number))
+            found.append((node.leaves[0], number))
         return found
 
 
@@ -182,10 +181,10 @@ class Footers:
     def num_nulls(self, name: str) -> NDArray[np.int64]:
         """Return how many nulls a column has in every row group, or `UNKNOWN`.
 
-        Meaningless for files that do not hold it, or hold it as a list.
+        Empty lists count, as they do in Parquet. Meaningless for files that do not hold it.
         """
         counts = np.zeros(len(self.group_rows), np.int64)
-        if self.counted is not None and name not in self.counted:
+        if self.counted is not None and not is_among(name, self.counted):
             counts[:] = UNKNOWN
         number = self._column_numbers.get(name)
         if number is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Literal
 
@@ -12,7 +12,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
-import pyarrow.types as pt
 from numpy.typing import NDArray
 
 from farandole.data.files import DataFile
@@ -26,11 +25,11 @@ from farandole.data.footers import (
     unreadable,
 )
 from farandole.data.index import IndexCache, load_footers
+from farandole.data.nested import Node, named_nodes, pick, plain
 from farandole.data.schema import (
     SchemaReport,
     deviations,
     partition_type,
-    plain,
     resolve,
     with_given,
 )
@@ -111,8 +110,27 @@ class GroupReader:
                 )
 
     def all_columns(self) -> list[str]:
-        """Return the names of all columns, also of those without a common type."""
-        return [*self.types, *self._resolution.conflicts]
+        """Return the names of all columns, also of those without a common type.
+
+        Those that are divided into fields are not named, but their fields.
+        """
+        names = (*self.types, *self._resolution.conflicts)
+        return [name for name in names if name not in self._resolution.fields]
+
+    def fields_of(self, name: str) -> list[str]:
+        """Return the names of what a column is divided into, down to what is not divided."""
+        below = self._resolution.fields.get(name, ())
+        return [leaf for field in below for leaf in self.fields_of(field) or [field]]
+
+    @property
+    def hidden_fields(self) -> dict[str, str]:
+        """Fields that a column of their name hides, each with the column in which it is."""
+        return self._resolution.hidden
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The common schema of all columns that have a type."""
+        return self.schema_of([name for name in self.all_columns() if name in self.types])
 
     def schema_of(self, names: Sequence[str]) -> pa.Schema:
         """Return the common schema of some columns."""
@@ -124,7 +142,7 @@ class GroupReader:
         found = deviations(
             self.footers.schemas, self._paths_by_schema(), self._resolution, elsewhere
         )
-        return SchemaReport(self.schema_of(list(self.types)), len(self.files), found)
+        return SchemaReport(self.schema, len(self.files), found)
 
     def num_rows(self, file: int, group: int) -> int:
         """Return how many rows a row group has."""
@@ -143,17 +161,18 @@ class GroupReader:
             If the file cannot be read, has changed, or has a value that its column's common
             type cannot hold.
         """
-        held = self.columns_of(file)
-        present = [name for name in names if name in held]
+        nodes = self._nodes_of(file)
+        present = [name for name in names if name in nodes]
         schema = self.schema_of(names)
         with self.opened(file) as source, self.reading(file, group, present):
+            leaves = [leaf for name in present for leaf in _leaves(source, nodes[name])]
             for batch in source.iter_batches(
-                batch_size=BATCH_ROWS, row_groups=[group], columns=present, use_threads=False
+                batch_size=BATCH_ROWS, row_groups=[group], columns=leaves, use_threads=False
             ):
                 stored = dict(zip(batch.schema.names, batch.columns, strict=True))
                 columns = [
-                    self._cast(file, group, field, stored[field.name])
-                    if field.name in stored
+                    self._cast(file, group, field, _picked(stored, nodes[field.name]))
+                    if field.name in nodes
                     else self._constant(file, field, batch.num_rows)
                     for field in schema
                 ]
@@ -250,8 +269,9 @@ class GroupReader:
         found: list[tuple[str, str]] = []
         for name in names:
             with self.opened(file) as source:
+                leaves = _leaves(source, self._nodes_of(file)[name])
                 try:
-                    for _ in source.iter_batches(row_groups=[group], columns=[name]):
+                    for _ in source.iter_batches(row_groups=[group], columns=leaves):
                         pass
                 except (pa.ArrowException, OSError) as error:
                     found.append((name, first_line(error)))
@@ -293,9 +313,12 @@ class GroupReader:
 
     # --- what files hold ------------------------------------------------------------------
 
-    def columns_of(self, file: int) -> frozenset[str]:
-        """Return the names of the columns that a file holds."""
-        return self._names[self.footers.schema_of_file[file]]
+    def columns_of(self, file: int) -> Collection[str]:
+        """Return the names of the columns that a file holds, and of their fields."""
+        return self._nodes_of(file).keys()
+
+    def _nodes_of(self, file: int) -> dict[str, Node]:
+        return self._nodes[self.footers.schema_of_file[file]]
 
     def stored_types(self, file: int) -> dict[str, pa.DataType]:
         """Return the types of the columns that a file holds, without dictionaries."""
@@ -318,19 +341,37 @@ class GroupReader:
         return int(self.footers.group_starts[file]) + group
 
     def null_counts(self, name: str) -> NDArray[np.int64]:
-        """Return a column's nulls in every row group of all files; -1 where that is unknown."""
+        """Return a column's nulls in every row group of all files; -1 where that is unknown.
+
+        In lists, null elements count, and so do empty lists.
+        """
         footers = self.footers
         counts = footers.num_nulls(name)
-        for number, schema in enumerate(footers.schemas):
-            if name not in self._names[number]:
+        for number in range(len(footers.schemas)):
+            node = self._nodes[number].get(name)
+            if node is None:
                 counts[footers.schema_of_group == number] = UNKNOWN
                 for file in np.flatnonzero(footers.schema_of_file == number).tolist():
                     is_null = self.files[file].partition.get(name) is None
                     groups = slice(*footers.group_starts[file : file + 2])
                     counts[groups] = footers.group_rows[groups] if is_null else 0
-            elif (place := schema.get_field_index(name)) < 0 or _is_nested(schema.field(place)):
-                counts[footers.schema_of_group == number] = UNKNOWN
+            elif node.is_divided or not node.is_nullable:
+                counts[footers.schema_of_group == number] = UNKNOWN if node.is_divided else 0
         return counts
+
+    def mean_bytes(self, name: str) -> int:
+        """Return the size of a column's values in the first file with some, decoded, rounded up.
+
+        Blocks to open that file.
+        """
+        for file in range(len(self.files)):
+            if name in self.columns_of(file) and len(rows := self.footers.rows(file)):
+                leaves = self._nodes_of(file)[name].leaves
+                with self.opened(file) as source:
+                    groups = map(source.metadata.row_group, range(len(rows)))
+                    size = sum(g.column(i).total_uncompressed_size for g in groups for i in leaves)
+                return -(-size // max(int(rows.sum()), 1))
+        return 0
 
     def _paths_by_schema(self) -> list[tuple[str, ...]]:
         paths: list[list[str]] = [[] for _ in self.footers.schemas]
@@ -340,8 +381,8 @@ class GroupReader:
 
     def _partition_names(self) -> list[str]:
         """Return the columns that are in paths only: what a file holds comes from the file."""
-        self._names = [frozenset(schema.names) for schema in self.footers.schemas]
-        stored = frozenset().union(*self._names)
+        self._nodes = [named_nodes(schema) for schema in self.footers.schemas]
+        stored = frozenset().union(*self._nodes)
         return [name for name in self.files[0].partition if name not in stored]
 
     def _partition_types(self) -> dict[str, pa.DataType]:
@@ -392,6 +433,11 @@ class _OpenedFiles:
                 self._bytes -= self._kept.popitem(last=False)[1].serialized_size
 
 
-def _is_nested(field: pa.Field) -> bool:
-    kind = field.type
-    return pt.is_nested(kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind)
+def _leaves(source: pq.ParquetFile, node: Node) -> list[str]:
+    """Return what Parquet calls the stored columns of a column or field."""
+    stored = source.metadata.schema
+    return [stored.column(leaf).path for leaf in node.leaves]
+
+
+def _picked(columns: Mapping[str, pa.Array], node: Node) -> pa.Array:
+    return pick(columns[node.path[0]], node.path[1:])

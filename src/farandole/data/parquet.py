@@ -21,7 +21,7 @@ from farandole.data.counting import expression_text, filter_columns
 from farandole.data.files import PathLike, find_files, given_names
 from farandole.data.groups import GroupReader
 from farandole.data.index import IndexCache
-from farandole.data.layout import Layout, make_layout
+from farandole.data.layout import Columns, Layout, make_layout
 from farandole.data.loader import Loadable
 from farandole.data.plans import make_epoch_plan
 from farandole.data.prefetch import Prefetch
@@ -97,9 +97,11 @@ class ParquetDataset(Loadable):
     paths : str, Path or sequence of them
         Files, folders, patterns or URLs. Files are ordered by their paths; in folders, what
         starts with ``.`` or ``_`` is left out.
-    columns : sequence of str, optional
-        Columns given by name. Integers become int64, floats keep their width, times are
-        datetime64, strings objects; integers with nulls become float64 with NaN.
+    columns : sequence of str, or dict of str to choice or None, optional
+        Columns given by name; fields of structs by dotted names. `forms` says what they become.
+        A dict declares it: ``{"id": None, "tags": fa.padded(16), "name": fa.hashed()}``.
+        Choices are `arrow`, `masked`, `filled`, `scaled_int`, `hashed`, `coded`, `padded`,
+        `decode` and `npy`; None is the default.
     features : sequence of str, optional
         Numeric columns that become one float32 matrix; null is NaN. With neither `columns`,
         `features` nor `preprocess`, all columns are given by name.
@@ -114,12 +116,8 @@ class ParquetDataset(Loadable):
         Types of some columns, instead of those that all files can be cast to.
     transform : callable, optional
         Takes a `RowBlock` and returns one of as many rows. Called in another thread.
-        It must keep no state and must not use global random generators: they are not seeded
-        for it, so no two jobs would get the same. Augment at random in the loop's body, which
-        is seeded for each slot, or with a generator derived from the block's rows::
-
-            rng = np.random.default_rng(block.row_ids[:8])
-            noise = rng.normal(0, 0.1, block.features.shape).astype(np.float32)
+        It must keep no state, and take random numbers from `RowBlock.rng` or
+        `RowBlock.uniform` only: those hang on the epoch and the rows, not on who reads them.
     preprocess : Preprocessor, optional
         Fills the features and categories of blocks; instead of `features`.
     buffer_bytes : int, default=256 MiB
@@ -142,7 +140,7 @@ class ParquetDataset(Loadable):
         self,
         paths: PathLike | Sequence[PathLike],
         *,
-        columns: Sequence[str] | None = None,
+        columns: Columns | None = None,
         features: Sequence[str] | None = None,
         label: str | None = None,
         filters: Any = None,
@@ -209,9 +207,13 @@ class ParquetDataset(Loadable):
 
     @property
     def schema(self) -> pa.Schema:
-        """Columns that exist, with the types that all files are cast to."""
-        reader = self._index().reader
-        return reader.schema_of(list(reader.types))
+        """Columns with the types that all files are cast to; fields of structs by dotted names."""
+        return self._index().reader.schema
+
+    @property
+    def forms(self) -> dict[str, str]:
+        """What each column given by name becomes in a batch, in words."""
+        return {name: form.says for name, form in self._index().layout.columns.items()}
 
     @property
     def num_features(self) -> int:
@@ -405,7 +407,7 @@ class ParquetDataset(Loadable):
         )
         try:
             for blocks in reader.steps(start_step):
-                yield [transformed(block, self._transform) for block in blocks]
+                yield [transformed(block, self._transform, plan) for block in blocks]
         finally:
             reader.close()
 

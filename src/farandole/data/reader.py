@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from farandole.data.block import RowBlock
+from farandole.data.block import RowBlock, copy_rows, copy_runs
 from farandole.data.counting import label_nulls
 from farandole.data.groups import GroupReader
 from farandole.data.layout import Layout
@@ -155,9 +155,7 @@ class ShardCache:
     def copy(self, piece: Piece, out: RowBlock, at: int) -> None:
         """Write a piece of a shard into rows `at` and following of a block."""
         shard, first, stop = piece
-        block = self._block(shard)
-        for source, target in zip(block.arrays(), out.arrays(), strict=True):
-            target[at : at + stop - first] = source[first:stop]
+        copy_rows(self._block(shard), first, stop, out, at)
 
     def close(self) -> None:
         """Do nothing: the cache outlives its users."""
@@ -229,7 +227,10 @@ class LaneReader:
             gathered = self._gather(step)
             sizes = [self._plan.slot_rows(step, slot) for slot in self._slots]
             ends = np.cumsum(sizes).tolist()
-            yield [gathered.slice(end - size, end) for size, end in zip(sizes, ends, strict=True)]
+            yield [
+                self._layout.finish(gathered.slice(end - size, end))
+                for size, end in zip(sizes, ends, strict=True)
+            ]
 
     def _gather(self, step: int) -> RowBlock:
         """Return a step's rows of all lanes, in the order of lanes."""
@@ -238,7 +239,7 @@ class LaneReader:
         for lane in np.flatnonzero(outside & (at < stop)).tolist():
             self._load(lane, int(at[lane]))
         if (stop <= np.maximum(self._stop, at)).all():
-            return self._block.take(self._places(at, stop))
+            return self._block.gather(self._base + at - self._start, stop - at)
         return self._gather_over_windows(at, stop)
 
     def _gather_over_windows(self, at: Ints, stop: Ints) -> RowBlock:
@@ -248,19 +249,13 @@ class LaneReader:
         out = self._layout.empty(int(sizes.sum()))
         while True:
             until = np.maximum(np.minimum(stop, self._stop), at)
-            sources = self._places(at, until)
-            rows = _runs(targets, until - at)
-            for source, target in zip(self._block.arrays(), out.arrays(), strict=True):
-                target[rows] = source.take(sources, axis=0)
+            copy_runs(self._block, self._base + at - self._start, until - at, out, targets)
             targets, at = targets + (until - at), until
             unfinished = np.flatnonzero(at < stop).tolist()
             if not unfinished:
                 return out
             for lane in unfinished:
                 self._load(lane, int(at[lane]))
-
-    def _places(self, at: Ints, until: Ints) -> Ints:
-        return _runs(self._base + at - self._start, until - at)
 
     def _load(self, index: int, position: int) -> None:
         """Read the window that holds a place of a lane."""
@@ -274,6 +269,8 @@ class LaneReader:
         for source, target in zip(self._decoded.arrays(), self._block.arrays(), strict=True):
             # Without a mode, take would go through a buffer of its own.
             source.take(order, axis=0, out=target[base : base + num_rows], mode="clip")
+        for source, target in zip(self._decoded.chunks(), self._block.chunks(), strict=True):
+            target.put(base, source[:num_rows].combine_chunks().take(order))
         self._start[index], self._stop[index] = start, stop
 
 
@@ -307,10 +304,4 @@ def read_ranges(
             stop = min(source.shards[shard].num_rows, first + len(wanted) - at)
             rows.copy((shard, first, stop), out, at)
             start, at, shard = start + stop - first, at + stop - first, shard + 1
-        yield [out]
-
-
-def _runs(starts: Ints, sizes: Ints) -> Ints:
-    """Return the concatenation of ``arange(start, start + size)``."""
-    ends = np.cumsum(sizes)
-    return np.repeat(starts - (ends - sizes), sizes) + np.arange(ends[-1] if len(ends) else 0)
+        yield [source.layout.finish(out.slice(0, len(wanted)))]

@@ -10,6 +10,7 @@ from typing import Literal
 import pyarrow as pa
 import pyarrow.types as pt
 
+from farandole.data.nested import named_nodes, nodes_of
 from farandole.errors import ColumnError, DataError
 
 _INTEGER = re.compile(r"-?\d{1,18}")
@@ -45,10 +46,25 @@ class Conflict:
 
 @dataclass(frozen=True)
 class Resolution:
-    """The type of each column over all files, in the order in which files first have them."""
+    """The type of each column over all files, in the order in which files first have them.
+
+    Fields of structs are columns, too, by dotted names; see `Node`.
+
+    Attributes
+    ----------
+    types : dict of str to DataType
+    conflicts : dict of str to Conflict
+        Columns without a type.
+    fields : dict of str to list of str
+        What columns are divided into.
+    hidden : dict of str to str
+        Fields that a column of their name hides, each with the column in which it is.
+    """
 
     types: dict[str, pa.DataType] = field(default_factory=dict[str, pa.DataType])
     conflicts: dict[str, Conflict] = field(default_factory=dict[str, Conflict])
+    fields: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
+    hidden: dict[str, str] = field(default_factory=dict[str, str])
 
 
 @dataclass(frozen=True)
@@ -114,23 +130,38 @@ def resolve(schemas: Sequence[pa.Schema]) -> Resolution:
     found = Resolution()
     first_with: dict[str, int] = {}
     for number, schema in enumerate(schemas):
-        for column in schema:
-            name, kind = column.name, plain(column.type)
+        nodes = named_nodes(schema)
+        twice = _note_names(found, schema)
+        for name, node in nodes.items():
             if name in found.conflicts:
                 continue
-            known = found.types.setdefault(name, kind)
-            twice = (
-                first_with.setdefault(name, number) == number
-                and len(schema.get_all_field_indices(name)) > 1
-            )
-            common = None if twice else common_type(known, kind)
+            first = first_with.setdefault(name, number)
+            known = found.types.setdefault(name, node.kind)
+            common = None if name in twice else common_type(known, node.kind)
             if common is None:
-                found.conflicts[name] = Conflict(name, first_with[name], number, known, kind, twice)
+                found.conflicts[name] = Conflict(
+                    name, first, number, known, node.kind, name in twice
+                )
             else:
                 found.types[name] = common
     for name in found.conflicts:
         del found.types[name]
     return found
+
+
+def _note_names(found: Resolution, schema: pa.Schema) -> set[str]:
+    """Note which columns have which fields; return the names that several columns have."""
+    nodes, twice = named_nodes(schema), set[str]()
+    for node in nodes_of(schema):
+        if len(node.path) > 1:
+            siblings = found.fields.setdefault(".".join(node.path[:-1]), [])
+            siblings += [] if node.name in siblings else [node.name]
+        if nodes[node.name] is not node:
+            if len(node.path) > 1:
+                found.hidden[node.name] = node.path[0]
+            else:
+                twice.add(node.name)
+    return twice
 
 
 def with_given(found: Resolution, given: pa.Schema | None, path: str) -> Resolution:
@@ -146,20 +177,16 @@ def with_given(found: Resolution, given: pa.Schema | None, path: str) -> Resolut
         if column.name not in types and column.name not in conflicts:
             problem = "of schema= does not exist"
             raise ColumnError(path=path, column=column.name, problem=problem, known=tuple(types))
-        types[column.name] = plain(column.type)
-        conflicts.pop(column.name, None)
-    return Resolution(types, conflicts)
+        for node in nodes_of(pa.schema([column])):
+            types[node.name] = node.kind
+            conflicts.pop(node.name, None)
+    return Resolution(types, conflicts, found.fields, found.hidden)
 
 
 def partition_type(values: Sequence[str | None]) -> pa.DataType:
     """Return int64 if all values are integers, else string."""
     integers = all(_INTEGER.fullmatch(value) for value in values if value is not None)
     return pa.int64() if integers else pa.string()
-
-
-def plain(kind: pa.DataType) -> pa.DataType:
-    """Return the type of a dictionary's values: dictionaries differ from group to group."""
-    return kind.value_type if pt.is_dictionary(kind) else kind
 
 
 def common_type(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
@@ -190,23 +217,24 @@ def deviations(
     elsewhere : mapping
         Columns that come from folders.
     """
-    order = [name for name in resolution.types if name not in elsewhere]
+    order = [
+        name for name in resolution.types if name not in elsewhere and name not in resolution.fields
+    ]
     place = {name: number for number, name in enumerate(order)}
     found: dict[tuple[str, Literal["missing", "cast", "conflict", "order"], str], list[str]] = {}
     for schema, files in zip(schemas, paths, strict=True):
-        names = set(schema.names)
+        nodes = {n: node for n, node in named_nodes(schema).items() if not node.is_divided}
         for name in order:
-            if name not in names:
+            if name not in nodes:
                 found.setdefault((name, "missing", "is missing, null is read"), []).extend(files)
-        for column in schema:
-            name = column.name
+        for name, node in nodes.items():
             if name in resolution.conflicts:
-                detail = f"is {column.type}, which has no common type with other files"
+                detail = f"is {node.kind}, which has no common type with other files"
                 found.setdefault((name, "conflict", detail), []).extend(files)
-            elif plain(column.type) != resolution.types[name]:
-                detail = _cast_detail(column.type, resolution.types[name])
+            elif node.kind != resolution.types[name]:
+                detail = _cast_detail(node.kind, resolution.types[name])
                 found.setdefault((name, "cast", detail), []).extend(files)
-        places = [place[name] for name in schema.names if name in place]
+        places = [place[name] for name in nodes if name in place]
         if places != sorted(places):
             found.setdefault(("", "order", "columns in another order"), []).extend(files)
     return tuple(

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from farandole.data.columns import concatenate, mapped
+
 if TYPE_CHECKING:
     from farandole.data.block import RowBlock
 
@@ -25,8 +27,9 @@ class Batch:
         Codes of the preprocessor's categorical columns; 0 is null or unseen.
     label : Tensor of shape (n,), int64 or float32, or None
         The label column.
-    columns : dict of str to Tensor of shape (n, ...) or numpy array
-        Every other column; those without a tensor type (strings, times) stay numpy arrays.
+    columns : dict of str to column
+        Every other column: a Tensor of shape (n, ...), or `Masked` or `Ragged` ones; what is no
+        number stays as it is in the block, a pyarrow.Array.
     row_ids : Tensor of shape (n,), int64
         Position of each row in the data set: the same for every number of workers and epoch.
     mask : Tensor of shape (n,), bool, or None
@@ -63,9 +66,9 @@ class Batch:
     ) -> Batch:
         """Make tensors of a block's arrays; on the CPU they share its memory."""
 
-        def tensor(array: np.ndarray | None) -> torch.Tensor | None:
-            if array is None:
-                return None
+        def tensor(array: Any) -> Any:
+            if array is None or array.dtype.kind not in "fiub":
+                return array
             made = torch.from_numpy(array)
             return made if device.type == "cpu" else made.to(device)
 
@@ -74,11 +77,8 @@ class Batch:
             tensor(block.features),
             tensor(block.categories),
             tensor(block.label),
-            tensor(block.row_ids),  # type: ignore[arg-type]
-            {
-                name: tensor(array) if array.dtype.kind in "fiub" else array
-                for name, array in block.columns.items()
-            },
+            tensor(block.row_ids),
+            {name: mapped(column, tensor) for name, column in block.columns.items()},
             mask=tensor(mask),
         )
 
@@ -86,21 +86,20 @@ class Batch:
     def concatenate(cls, parts: Sequence[Batch]) -> Batch:
         """Return the rows of several batches as one; copies."""
 
-        def join(values: list[Any]) -> Any:
-            if values[0] is None:
-                return None
-            if isinstance(values[0], torch.Tensor):
-                return torch.cat(values)
-            return np.concatenate(values)
+        def join(arrays: list[Any]) -> Any:
+            return torch.cat(arrays) if torch.is_tensor(arrays[0]) else np.concatenate(arrays)
+
+        def joined(values: list[Any]) -> Any:
+            return None if values[0] is None else concatenate(values, join)
 
         return cls(
             num_rows=sum(part.num_rows for part in parts),
-            features=join([part.features for part in parts]),
-            categories=join([part.categories for part in parts]),
-            label=join([part.label for part in parts]),
-            columns={name: join([part[name] for part in parts]) for name in parts[0].columns},
-            row_ids=join([part.row_ids for part in parts]),
-            mask=join([part.mask for part in parts]),
+            features=joined([part.features for part in parts]),
+            categories=joined([part.categories for part in parts]),
+            label=joined([part.label for part in parts]),
+            columns={name: joined([part[name] for part in parts]) for name in parts[0].columns},
+            row_ids=joined([part.row_ids for part in parts]),
+            mask=joined([part.mask for part in parts]),
         )
 
     def slice(self, start: int, stop: int) -> Batch:
