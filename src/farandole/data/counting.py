@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -92,24 +93,22 @@ def _kept(table: pa.Table | None, counter: _Counter) -> dict[int, list[Selected]
     if table is None or table.schema != _TABLE:
         return {}
     reader = counter.reader
+    digests = reader.footers.table["digest"].to_pylist()
     numbers = {
-        (entry.path, reader.footers.digest(file)): file for file, entry in enumerate(reader.files)
+        (entry.path, digest): file
+        for file, (entry, digest) in enumerate(zip(reader.files, digests, strict=True))
     }
     found: dict[int, list[Selected]] = {}
-    for row in range(table.num_rows):
-        file = numbers.get((table["path"][row].as_py(), table["digest"][row].as_py()))
-        if file is None:
+    columns = (table[name].to_pylist() for name in table.column_names)
+    for path, digest, rows, kept in zip(*columns, strict=True):
+        file = numbers.get((path, digest))
+        if file is None or any(
+            rows_of_group == _NOT_COUNTED and (file, group) not in counter.left_out
+            for group, rows_of_group in enumerate(rows)
+        ):
             continue
-        rows = table["rows"][row].as_py()
-        kept = [
-            None if bits is None else np.frombuffer(bits, np.uint8)
-            for bits in table["kept"][row].as_py()
-        ]
-        needed = (
-            count for group, count in enumerate(rows) if (file, group) not in counter.left_out
-        )
-        if _NOT_COUNTED not in needed:
-            found[file] = list(zip(rows, kept, strict=True))
+        masks = [None if bits is None else np.frombuffer(bits, np.uint8) for bits in kept]
+        found[file] = list(zip(rows, masks, strict=True))
     return found
 
 
@@ -142,7 +141,8 @@ class _Counter:
         self._names = list(names)
         self._label = label
         self._label_nulls = None if label is None else reader.null_counts(label)
-        self._has_doubt = "invert(" in str(expression) or "!=" in str(expression)
+        # Statistics leave out NaN, which a negation or a function may select.
+        self._may_select_nan = re.search(r"!=|\w\(", str(expression)) is not None
 
     def count(self, files: Sequence[int]) -> dict[int, list[Selected]]:
         """Return what is selected of some files."""
@@ -197,8 +197,8 @@ class _Counter:
             kind = self.reader.types[name]
             if name not in stored or not _same_order(stored[name], kind):
                 return False
-            if self._has_doubt and (pt.is_floating(kind) or pt.is_floating(stored[name])):
-                return False  # statistics leave out NaN, which a negation may select
+            if self._may_select_nan and pt.is_floating(stored[name]):
+                return False
         return True
 
     def _count_group(self, file: int, group: int) -> Selected:

@@ -12,12 +12,12 @@ from farandole.data.groups import GroupReader
 from farandole.errors import DamagedFileError
 
 Damage = tuple[str, bytes, int, str, str]
-"""Path, digest of the footer, row group, column, problem."""
+"""Path, what tells the file from one written anew, row group, column, problem."""
 
 _TABLE = pa.schema(
     [
         ("path", pa.string()),
-        ("digest", pa.binary()),
+        ("identity", pa.binary()),
         ("group", pa.int32()),
         ("column", pa.string()),
         ("problem", pa.string()),
@@ -71,9 +71,9 @@ def find_damage(reader: GroupReader, names: Sequence[str], threads: int) -> list
             held = reader.columns_of(file)
             present = [name for name in names if name in held]
             found = reader.damaged_columns(file, group, present)
-            path, digest = error.path, reader.footers.digest(file)
-            return [(path, digest, group, column, problem) for column, problem in found] or [
-                (path, digest, group, error.column or "", error.problem)
+            path, identity = error.path, _identity(reader, file)
+            return [(path, identity, group, column, problem) for column, problem in found] or [
+                (path, identity, group, error.column or "", error.problem)
             ]
         return []
 
@@ -101,12 +101,12 @@ def known_damage(
     if not every:
         return {}
     numbers = {
-        (entry.path, reader.footers.digest(file)): file for file, entry in enumerate(reader.files)
+        (entry.path, _identity(reader, file)): file for file, entry in enumerate(reader.files)
     }
     damaged: dict[tuple[int, int], DamagedFileError] = {}
     for damage in sorted(every):
-        path, digest, group, column, _ = damage
-        file = numbers.get((path, digest))
+        path, identity, group, column, _ = damage
+        file = numbers.get((path, identity))
         used = not column or any(f"{name}.".startswith(f"{column}.") for name in names)
         if file is not None and used:
             damaged.setdefault((file, group), damage_error(damage))
@@ -123,6 +123,11 @@ def damage_error(damage: Damage) -> DamagedFileError:
         problem=f"cannot be read: {problem}",
         remedy="write the file anew, or pass on_bad='skip' to leave the row group out",
     )
+
+
+def _identity(reader: GroupReader, file: int) -> bytes:
+    # A file that is mended by writing it anew may have the very same footer.
+    return reader.files[file].version.encode() + reader.footers.digest(file)
 
 
 def _load(reader: GroupReader) -> list[Damage]:
