@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         padded,
         scaled_int,
     )
+    from farandole.data.mixing import mix
     from farandole.data.sources import from_delta, from_iceberg
     from farandole.job.batch import Batch
     from farandole.job.launch import Result, run
@@ -57,6 +58,7 @@ __all__ = [
     "hashed",
     "load_model",
     "masked",
+    "mix",
     "npy",
     "padded",
     "run",
@@ -82,6 +84,7 @@ _HOMES = {
     "hashed": "farandole.data",
     "load_model": "farandole.job.model",
     "masked": "farandole.data",
+    "mix": "farandole.data.mixing",
     "npy": "farandole.data",
     "padded": "farandole.data",
     "run": "farandole.job.launch",

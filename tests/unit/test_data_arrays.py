@@ -116,7 +116,7 @@ def test_scan_names_what_is_missing() -> None:
 @given(st.integers(1, 20), st.integers(0, 20))
 def test_a_padded_block_holds_each_row_once_and_copies(num_rows: int, extra: int):
     (block,) = ArrayDataset(label=np.arange(num_rows) * 3).read_rows([range(num_rows)])
-    padded, real = block.padded(num_rows + extra)
+    padded = block.padded(num_rows + extra)
     assert padded.num_rows == num_rows + extra
-    assert padded.row_ids[real].tolist() == list(range(num_rows))
+    assert padded.row_ids[padded.mask].tolist() == list(range(num_rows))
     assert np.array_equal(padded.label, padded.row_ids * 3)

@@ -75,6 +75,7 @@ def test_public_names():
         "hashed",
         "load_model",
         "masked",
+        "mix",
         "npy",
         "padded",
         "run",

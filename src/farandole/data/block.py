@@ -38,6 +38,10 @@ class RowBlock:
         The job's; 0 outside training.
     epoch : int or None
         None outside training.
+    source : ndarray of int64, shape (n,), or None
+        Of a mix: from which data set each row is, by its place in the mix.
+    mask : ndarray of bool, shape (n,), or None
+        Of a padded block: False for copies that must not count.
     """
 
     row_ids: NDArray[np.int64]
@@ -47,6 +51,8 @@ class RowBlock:
     columns: Mapping[str, Column] = field(default_factory=dict[str, Column])
     seed: int = 0
     epoch: int | None = None
+    source: NDArray[np.int64] | None = None
+    mask: NDArray[np.bool_] | None = None
 
     @property
     def num_rows(self) -> int:
@@ -89,6 +95,7 @@ class RowBlock:
                 named += [column.values, column.valid]
             elif isinstance(column, np.ndarray):
                 named.append(column)
+        named += [self.source, self.mask]
         return [array for array in named if array is not None]
 
     def chunks(self) -> list[Chunks]:
@@ -121,15 +128,17 @@ class RowBlock:
             categories=None if self.categories is None else function(self.categories),
             label=None if self.label is None else function(self.label),
             columns={name: function(column) for name, column in self.columns.items()},
+            source=None if self.source is None else function(self.source),
+            mask=None if self.mask is None else function(self.mask),
         )
 
-    def padded(self, num_rows: int) -> tuple[RowBlock, NDArray[np.bool_]]:
-        """Return a block of `num_rows`, some of them copies, and which ones are none.
+    def padded(self, num_rows: int) -> RowBlock:
+        """Return a block of `num_rows`, some of them copies, with a mask.
 
         Copies stand behind their originals, spread over the block.
         """
         rows = np.arange(num_rows) * self.num_rows // num_rows
-        return self.take(rows), np.diff(rows, prepend=-1) > 0
+        return replace(self.take(rows), mask=np.diff(rows, prepend=-1) > 0)
 
 
 def copy_rows(source: RowBlock, start: int, stop: int, out: RowBlock, at: int) -> None:
@@ -172,6 +181,8 @@ def concatenate(blocks: Sequence[RowBlock]) -> RowBlock:
         categories=join([block.categories for block in blocks]),
         label=join([block.label for block in blocks]),
         columns={name: join([block.columns[name] for block in blocks]) for name in first.columns},
+        source=join([block.source for block in blocks]),
+        mask=join([block.mask for block in blocks]),
     )
 
 
@@ -192,7 +203,7 @@ def transformed(
     """
     if plan is not None:
         block = replace(block, seed=plan.seed, epoch=plan.epoch)
-    if transform is None:
+    if transform is None or block.num_rows == 0:
         return block
     result: object = transform(block)
     if not isinstance(result, RowBlock):

@@ -15,12 +15,10 @@ from farandole.errors import (
     MissingExtraError,
     UsageError,
 )
-from farandole.plan.lanes import EpochPlan
 from farandole.plan.slots import default_slots, slots_of
 from farandole.plan.state import PlanState
+from farandole.plan.steps import Steps, Tail
 from farandole.protocols import Blocks, Dataset
-
-Tail = Literal["short", "drop"]
 
 _ADAPTERS = {
     "torch": ("farandole.loaders.torch", "TorchLoader"),
@@ -53,8 +51,9 @@ class BatchLoader:
         Equal shares into which a batch is cut, and the most ranks that may share it. It decides
         the order of rows along with the seed. By default a divisor of `batch_size`, up to 48,
         that many numbers of ranks divide, so that these get equally many rows.
-    tail : {"short", "drop"}, default="short"
-        Whether rows that fill no batch are used or left out.
+    tail : {"short", "drop", "pad"}, default="short"
+        Whether rows that fill no batch are a shorter one, left out, or filled up to a full one
+        with copies, for which ``batch.mask`` is False.
     rank, world_size : int, optional
         By default those of torch.distributed where it is initialised when iterating starts,
         else 0 and 1.
@@ -188,11 +187,11 @@ class BatchLoader:
             yield self._convert(block)
         self._position = (epoch + 1, 0)
 
-    def _blocks(self, plan: EpochPlan) -> Iterator[RowBlock]:
+    def _blocks(self, plan: Steps) -> Iterator[RowBlock]:
         """Yield this rank's rows of each step."""
         slots = self._slots()
         if slots:
-            yield from step_blocks(self._dataset.read(plan, slots), plan.num_steps, len(slots))
+            yield from step_blocks(self._dataset.read(plan, slots), plan, slots)
 
     def _convert(self, block: RowBlock) -> Any:
         """Return a block as what the loop gets."""
@@ -217,7 +216,7 @@ class BatchLoader:
             return 0, 1
         return distributed.get_rank(), distributed.get_world_size()
 
-    def _plan(self, epoch: int, start_row: int) -> EpochPlan:
+    def _plan(self, epoch: int, start_row: int) -> Steps:
         return self._dataset.epoch_plan(
             seed=self._seed,
             epoch=epoch,
@@ -274,11 +273,15 @@ class Loadable:
         return make(self, batch_size=batch_size, **options)
 
 
-def step_blocks(blocks: Blocks, num_steps: int, num_slots: int) -> Iterator[RowBlock]:
-    """Yield one block for each step, of the blocks of its slots."""
+def step_blocks(blocks: Blocks, plan: Steps, slots: range) -> Iterator[RowBlock]:
+    """Yield one block for each step, of the blocks of its slots, padded if the plan says so."""
     try:
-        for _ in range(num_steps):
-            yield concatenate([next(blocks) for _ in range(num_slots)])
+        for step in range(plan.num_steps):
+            parts = [next(blocks) for _ in slots]
+            if plan.tail == "pad":
+                sizes = [plan.padded_slot_rows(step, slot) for slot in slots]
+                parts = [part.padded(size) for part, size in zip(parts, sizes, strict=True)]
+            yield concatenate(parts)
     finally:
         blocks.close()
 

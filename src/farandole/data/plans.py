@@ -5,6 +5,7 @@ from __future__ import annotations
 from farandole.errors import ConfigError, ConfigProblem, DataError
 from farandole.plan.lanes import EpochPlan
 from farandole.plan.steps import EpochSettings, smallest_batch
+from farandole.protocols import Dataset
 
 
 def make_epoch_plan(name: str, shard_rows: tuple[int, ...], settings: EpochSettings) -> EpochPlan:
@@ -19,6 +20,25 @@ def make_epoch_plan(name: str, shard_rows: tuple[int, ...], settings: EpochSetti
     """
     check_sizes(name, sum(shard_rows), settings)
     return EpochPlan(shard_rows, **settings)
+
+
+def shape_of(dataset: Dataset, settings: EpochSettings) -> EpochPlan:
+    """Return a plan of a data set's that tells its shards and windows, for plans upon it.
+
+    Raises
+    ------
+    DataError
+        If it has no plan of its own: it is a mix or a sample itself.
+    """
+    shape: EpochSettings = {**settings, "seed": 0, "epoch": 0, "batch_size": 1, "num_slots": 1}
+    plan = dataset.epoch_plan(**{**shape, "start_row": 0, "tail": "short"})
+    if not isinstance(plan, EpochPlan):
+        raise DataError(
+            path=repr(dataset),
+            problem="is a mix or a sample, upon which no other can be built",
+            remedy="mix or sample the data sets themselves",
+        )
+    return plan
 
 
 def check_sizes(name: str, num_rows: int, settings: EpochSettings) -> None:

@@ -35,6 +35,8 @@ class Batch:
     mask : Tensor of shape (n,), bool, or None
         With ``tail="pad"``: False for copies that fill a batch up and must not count. No batch
         is of copies alone.
+    source : Tensor of shape (n,), int64, or None
+        With `mix` and `balance`: from which data set each row is, as a place in ``mix.names``.
     """
 
     num_rows: int
@@ -44,6 +46,7 @@ class Batch:
     row_ids: torch.Tensor
     columns: Mapping[str, Any] = field(default_factory=dict)
     mask: torch.Tensor | None = None
+    source: torch.Tensor | None = None
 
     def __len__(self) -> int:
         """Return the number of rows."""
@@ -61,9 +64,7 @@ class Batch:
         return self.mask.float() / self.mask.sum()
 
     @classmethod
-    def from_block(
-        cls, block: RowBlock, device: torch.device, mask: np.ndarray | None = None
-    ) -> Batch:
+    def from_block(cls, block: RowBlock, device: torch.device) -> Batch:
         """Make tensors of a block's arrays; on the CPU they share its memory."""
 
         def tensor(array: Any) -> Any:
@@ -79,7 +80,8 @@ class Batch:
             tensor(block.label),
             tensor(block.row_ids),
             {name: mapped(column, tensor) for name, column in block.columns.items()},
-            mask=tensor(mask),
+            mask=tensor(block.mask),
+            source=tensor(block.source),
         )
 
     @classmethod
@@ -100,6 +102,7 @@ class Batch:
             columns={name: joined([part[name] for part in parts]) for name in parts[0].columns},
             row_ids=joined([part.row_ids for part in parts]),
             mask=joined([part.mask for part in parts]),
+            source=joined([part.source for part in parts]),
         )
 
     def slice(self, start: int, stop: int) -> Batch:
@@ -116,4 +119,5 @@ class Batch:
             columns={name: cut(value) for name, value in self.columns.items()},
             row_ids=self.row_ids[start:stop],
             mask=cut(self.mask),
+            source=cut(self.source),
         )

@@ -136,11 +136,12 @@ class Loader:
         parts: list[Batch] = []
         masks: list[np.ndarray] = []
         for each in slots:
-            block, mask = next(blocks), None
+            block = next(blocks)
             if self._tail == "pad":
-                block, mask = block.padded(plan.padded_slot_rows(step, each))
-                masks.append(mask)
-            parts.append(Batch.from_block(block, job.device, mask))
+                block = block.padded(plan.padded_slot_rows(step, each))
+            if block.mask is not None:
+                masks.append(block.mask)
+            parts.append(Batch.from_block(block, job.device))
         batch = parts[0] if len(parts) == 1 else Batch.concatenate(parts)
         if not masks:
             return batch, range(batch.num_rows)

@@ -12,8 +12,8 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from farandole.data.block import RowBlock
 from farandole.data.loader import BatchLoader
 from farandole.job.batch import Batch
-from farandole.plan.lanes import EpochPlan
 from farandole.plan.slots import slots_of
+from farandole.plan.steps import Steps
 from farandole.protocols import Dataset
 
 _CPU = torch.device("cpu")
@@ -73,7 +73,7 @@ class TorchLoader(BatchLoader, IterableDataset[Batch]):
     def _next_epoch(self) -> int:
         return self.epoch if get_worker_info() is None else int(self._chosen_epoch)
 
-    def _blocks(self, plan: EpochPlan) -> Iterator[RowBlock]:
+    def _blocks(self, plan: Steps) -> Iterator[RowBlock]:
         if get_worker_info() is not None:
             # Locks that a thread of the parent held when it forked stay locked: leave them.
             self._dataset = copy.copy(self._dataset)
