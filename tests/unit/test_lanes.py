@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farandole.plan.lanes import EpochPlan, evaluation_units, units_of
+from farandole.plan.lanes import EpochPlan, Piece, evaluation_units, units_of
 
 
 @st.composite
@@ -23,6 +23,7 @@ def plans(draw: st.DrawFn) -> EpochPlan:
         num_slots=num_slots,
         shuffle=draw(st.booleans()),
         window_rows=draw(st.integers(3, 60)),
+        max_sections=draw(st.none() | st.integers(1, 60)),
     )
 
 
@@ -101,7 +102,7 @@ def test_lanes_and_windows_cover_the_stream(plan: EpochPlan) -> None:
             assert (window, start) == (windows, place)
             assert plan.window_at(lane, stop - 1) == (window, start, stop)
             assert 1 <= stop - start <= plan.window_rows
-            pieces = plan.window_pieces(lane, start, stop)
+            pieces = plan.window_pieces(lane, window)
             assert sum(end - begin for _, begin, end in pieces) == stop - start
             assert all(0 <= b < e <= plan.shard_rows[shard] for shard, b, e in pieces)
             place, windows = stop, windows + 1
@@ -117,20 +118,81 @@ def test_order_depends_on_seed_and_epoch_and_nothing_else() -> None:
 
 def test_order_is_the_same_in_every_version() -> None:
     plan = EpochPlan((60, 40), seed=7, epoch=2, batch_size=8, num_slots=2, window_rows=4)
-    assert plan.slot_row_ids(0, 0).tolist() == [0, 3, 4, 8]
-    assert plan.slot_row_ids(3, 1).tolist() == [27, 28, 31, 33]
+    assert plan.slot_row_ids(0, 0).tolist() == [78, 75, 69, 64]
+    assert plan.slot_row_ids(3, 1).tolist() == [25, 20, 17, 13]
 
 
-def test_without_shuffle_lanes_are_runs_of_the_data_set() -> None:
-    plan = EpochPlan((60, 40), seed=0, epoch=0, batch_size=10, num_slots=1, shuffle=False)
-    assert plan.num_lanes == 48
-    seen: dict[int, list[int]] = {}
-    for step in range(plan.num_steps):
-        starts, stops = plan.lane_spans(step, range(48))
-        ids = iter(plan.slot_row_ids(step, 0).tolist())
-        for lane in range(48):
-            seen.setdefault(lane, []).extend(next(ids) for _ in range(stops[lane] - starts[lane]))
-    assert [row for lane in range(48) for row in seen[lane]] == list(range(100))
+@pytest.mark.parametrize("num_slots", [1, 3])
+def test_without_shuffle_each_slot_keeps_the_order(num_slots: int) -> None:
+    plan = EpochPlan(
+        (60, 0, 40), seed=0, epoch=0, batch_size=10, num_slots=num_slots, shuffle=False
+    )
+    assert plan.num_lanes == num_slots
+    seen = [
+        np.concatenate([plan.slot_row_ids(step, slot) for step in range(plan.num_steps)])
+        for slot in range(num_slots)
+    ]
+    assert all((np.diff(ids) > 0).all() for ids in seen)
+    assert num_slots > 1 or seen[0].tolist() == list(range(100))
+
+
+@settings(max_examples=40, deadline=None)
+@given(plans())
+def test_a_section_is_read_from_its_start_to_its_end(plan: EpochPlan) -> None:
+    assert plan.num_lanes % plan.num_sections == 0
+    assert plan.max_sections is None or plan.num_sections <= plan.max_sections
+    for section in range(plan.num_sections):
+        lanes = range(section * plan.lanes_per_section, (section + 1) * plan.lanes_per_section)
+        pieces = plan.section_pieces(section)
+        assert sum(stop - first for _, first, stop in pieces) == sum(map(plan.lane_rows, lanes))
+        loads: list[tuple[int, int, int, int]] = []
+        for step in range(plan.num_steps):
+            starts, stops = plan.lane_spans(step, lanes)
+            loads_of_step = []
+            for lane, start, stop in zip(lanes, starts.tolist(), stops.tolist(), strict=True):
+                place = start
+                while place < stop:
+                    window, begin, end = plan.window_at(lane, place)
+                    if begin == place:
+                        loads_of_step.append((plan.window_place(lane, window), step, lane, window))
+                    place = end
+            loads += sorted(loads_of_step)
+        assert loads == sorted(loads)
+        dealt = [piece for load in loads for piece in plan.window_pieces(*load[2:])]
+        assert _rows(dealt) == _rows(pieces)
+
+
+def _rows(pieces: list[Piece]) -> list[tuple[int, int]]:
+    return [(shard, row) for shard, first, stop in pieces for row in range(first, stop)]
+
+
+@pytest.mark.parametrize(
+    ("shards", "num_slots", "max_sections", "expected"),
+    [
+        ((2_000_000,), 8, None, 1),
+        ((1_000_000,) * 4, 8, None, 1),
+        ((100_000,) * 42, 8, None, 8),
+        ((100_000,) * 42, 1, None, 8),  # divisors of 48
+        ((65_536,) * 64, 8, None, 16),
+        ((65_536,) * 64, 8, 12, 8),
+        ((65_536,) * 64, 8, 3, 2),
+        ((65_536,) * 64, 5, 12, 10),
+        ((10_000,) * 1000, 8, None, 48),
+        ((1_000_000,) + (1,) * 1000, 8, None, 1),
+    ],
+)
+def test_there_are_so_many_sections_as_row_groups_allow(
+    shards: tuple[int, ...], num_slots: int, max_sections: int | None, expected: int
+) -> None:
+    plan = EpochPlan(
+        shards,
+        seed=0,
+        epoch=0,
+        batch_size=1024,
+        num_slots=num_slots,
+        max_sections=max_sections,
+    )
+    assert plan.num_sections == expected
 
 
 @pytest.mark.parametrize(
@@ -210,6 +272,7 @@ def test_a_padded_epoch_may_stop_and_change_its_batch_size(
         {"start_row": 47},
         {"num_slots": 0},
         {"window_rows": 0},
+        {"max_sections": 0},
         {"tail": "fill"},
         {"tail": "pad", "batch_size": 7},
         {"tail": "pad", "start_row": 48},
@@ -240,7 +303,8 @@ def test_batches_of_sorted_data_are_nearly_as_mixed_as_by_a_full_shuffle() -> No
     plan = EpochPlan((1000,) * 100, seed=0, epoch=0, batch_size=960, num_slots=8, window_rows=500)
     means = [np.mean(np.concatenate(step)) / plan.num_rows for step in steps_of(plan)[:-1]]
     full_shuffle = 1 / math.sqrt(12 * 960)
-    assert np.std(means) < 2 * math.sqrt(960 / plan.num_lanes) * full_shuffle
+    assert plan.num_sections == 24
+    assert np.std(means) < 2 * math.sqrt(960 / plan.num_sections) * full_shuffle
 
 
 def test_refills_are_spread_over_the_lanes_of_a_slot() -> None:

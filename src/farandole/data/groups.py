@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Literal
 
@@ -14,6 +14,7 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from farandole.data.budget import MAX_BATCH_ROWS
 from farandole.data.files import DataFile
 from farandole.data.footers import (
     UNKNOWN,
@@ -34,9 +35,6 @@ from farandole.data.schema import (
     with_given,
 )
 from farandole.errors import ColumnError, DamagedFileError, DataError
-
-BATCH_ROWS = 8192
-"""Rows decoded at once: their columns fit into the cache while they become rows."""
 
 _READ_BUFFER_BYTES = 1 << 17
 _METADATA_BYTES = 16 << 20
@@ -148,9 +146,27 @@ class GroupReader:
         """Return how many rows a row group has."""
         return int(self.footers.rows(file)[group])
 
+    def group_bytes(self) -> NDArray[np.float64]:
+        """Return the size of each row group of all files, with all columns, once decoded."""
+        fixed = sum(_width(kind) or 0.0 for kind in self.types.values())
+        # Some encodings are smaller than what they encode, and some columns are in paths.
+        return np.maximum(self.footers.group_bytes, self.footers.group_rows * fixed)
+
+    def row_bytes(self, file: int, group: int, names: Sequence[str]) -> float:
+        """Return the mean size of some columns of a row, once decoded; at least 1."""
+        widths = [_width(self.types[name]) for name in names]
+        known = sum(width for width in widths if width is not None)
+        if None in widths:
+            number = self.group_number(file, group)
+            rows = self.footers.group_rows[number]
+            known += float(self.footers.group_bytes[number] / max(rows, 1))
+        return max(known, 1.0)
+
     # --- reading --------------------------------------------------------------------------
 
-    def batches(self, file: int, group: int, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    def batches(
+        self, file: int, group: int, names: Sequence[str], batch_rows: int = MAX_BATCH_ROWS
+    ) -> Generator[pa.RecordBatch]:
         """Yield one row group's columns in batches, in order, in the common types.
 
         Raises
@@ -167,7 +183,7 @@ class GroupReader:
         with self.opened(file) as source, self.reading(file, group, present):
             leaves = [leaf for name in present for leaf in _leaves(source, nodes[name])]
             for batch in source.iter_batches(
-                batch_size=BATCH_ROWS, row_groups=[group], columns=leaves, use_threads=False
+                batch_size=batch_rows, row_groups=[group], columns=leaves, use_threads=False
             ):
                 stored = dict(zip(batch.schema.names, batch.columns, strict=True))
                 columns = [
@@ -441,3 +457,11 @@ def _leaves(source: pq.ParquetFile, node: Node) -> list[str]:
 
 def _picked(columns: Mapping[str, pa.Array], node: Node) -> pa.Array:
     return pick(columns[node.path[0]], node.path[1:])
+
+
+def _width(kind: pa.DataType) -> float | None:
+    """Return the bytes of a value, or None if they vary."""
+    try:
+        return kind.bit_width / 8
+    except ValueError:
+        return None

@@ -7,7 +7,7 @@ import json
 import logging
 import posixpath
 import threading
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +15,9 @@ from typing import Any, Literal, Unpack
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
+from farandole.data import budget
 from farandole.data.block import RowBlock, Transform, transformed
 from farandole.data.counting import expression_text, filter_columns
 from farandole.data.files import PathLike, find_files, given_names
@@ -26,29 +28,19 @@ from farandole.data.loader import Loadable
 from farandole.data.plans import make_epoch_plan
 from farandole.data.prefetch import Prefetch
 from farandole.data.preprocess import Preprocessor
-from farandole.data.reader import (
-    Cursor,
-    LaneReader,
-    ShardCache,
-    ShardSource,
-    decoding_factor,
-    read_ranges,
-    shards_of,
-)
+from farandole.data.reader import LaneReader, read_ranges, shards_of
 from farandole.data.schema import SchemaReport
 from farandole.data.selection import Shard, as_expression, select_shards
+from farandole.data.shards import ShardSource
+from farandole.data.streams import Rows, ShardCache, Streams
 from farandole.data.verify import Damage, VerifyReport, damage_error, find_damage, known_damage
-from farandole.errors import DamagedFileError, DataError
-from farandole.plan.lanes import DEFAULT_WINDOW_ROWS, MIN_LANES, EpochPlan
+from farandole.errors import DamagedFileError, DataError, UsageError
+from farandole.plan.lanes import EpochPlan, Piece
 from farandole.plan.steps import EpochSettings
 
-_WINDOWS_BYTES = 256 << 20
-"""Memory for the windows of all lanes; a constant, since the order hangs on it."""
-_MIN_WINDOW_ROWS = 256
 _AHEAD_ROWS = 32768
-_AHEAD_BYTES = 64 << 20
+_AHEAD_BYTES = 32 << 20
 _MAX_CHUNKS = 64
-_MAX_DECODING_FACTOR = 3.0
 
 _logger = logging.getLogger("farandole.data")
 
@@ -65,9 +57,25 @@ class _Index:
     filters: str
     skipped: tuple[DamagedFileError, ...]
 
-    def decoded_bytes(self, shards: Iterable[int]) -> int:
-        """Return the size of some shards in memory."""
-        return sum(self.shards[shard].num_rows for shard in shards) * self.layout.row_bytes
+    @cached_property
+    def group_rows(self) -> NDArray[np.int64]:
+        """Rows of the row group of each shard, selected or not."""
+        return self.reader.footers.group_rows[self._groups]
+
+    @cached_property
+    def group_bytes(self) -> NDArray[np.float64]:
+        """Size of the row group of each shard, with all columns, once decoded."""
+        return self.reader.group_bytes()[self._groups]
+
+    @cached_property
+    def row_bytes(self) -> float:
+        """Mean size of a row with all columns."""
+        return float(self.group_bytes.sum() / max(self.group_rows.sum(), 1))
+
+    @cached_property
+    def _groups(self) -> NDArray[np.int64]:
+        number = self.reader.group_number
+        return np.array([number(shard.file, shard.group) for shard in self.shards], np.int64)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -121,8 +129,11 @@ class ParquetDataset(Loadable):
     preprocess : Preprocessor, optional
         Fills the features and categories of blocks; instead of `features`.
     buffer_bytes : int, default=256 MiB
-        Decoded row groups are kept if those that are needed fit into it. Beside it, a window
-        of each lane is held.
+        Memory for reading, of each worker. Half of it keeps decoded row groups, if all that are
+        needed fit. It is kept whatever the size of row groups; a budget below what the windows
+        of the plan take (at most 96 MiB) plus one batch costs speed, and is exceeded by these.
+    num_threads : int, default=1
+        Threads that decode; one more puts batches together. No number changes what is read.
     on_bad : {"error", "skip"}, default="error"
         Whether files that are no Parquet, and row groups that `verify` found to be damaged, are
         left out of the plan instead of an error.
@@ -151,7 +162,11 @@ class ParquetDataset(Loadable):
         buffer_bytes: int = 256 << 20,
         on_bad: Literal["error", "skip"] = "error",
         index_cache: str | Path | None = "auto",
+        num_threads: int = 1,
     ) -> None:
+        for name, value in (("buffer_bytes", buffer_bytes), ("num_threads", num_threads)):
+            if value < 1:
+                raise UsageError(problem=f"{name}={value!r}", remedy="give a number from 1 up")
         if features is not None and preprocess is not None:
             raise DataError(
                 path=str(paths),
@@ -175,7 +190,7 @@ class ParquetDataset(Loadable):
         self._on_bad: Literal["error", "skip"] = on_bad
         self._index_cache = index_cache
         self._damage: list[Damage] = []
-        self._has_warned = False
+        self._num_threads = num_threads
         self._made: _Index | None = None
         self._lock = threading.Lock()
 
@@ -325,7 +340,7 @@ class ParquetDataset(Loadable):
             has_nulls=has_nulls,
         )
         source = ShardSource(reader, shards, layout)
-        cache = ShardCache(source, self._buffer_bytes)
+        cache = ShardCache(source, self._buffer_bytes // 2)
         text = str(None) if filters is None else expression_text(filters)
         return _Index(reader, shards, layout, source, cache, text, skipped)
 
@@ -334,8 +349,9 @@ class ParquetDataset(Loadable):
     def epoch_plan(self, **settings: Unpack[EpochSettings]) -> EpochPlan:
         """Return the order of an epoch; see `EpochPlan`. Blocks at first use.
 
-        `window_rows` defaults to 8192, or less where rows are so wide that the windows of all
-        lanes would take more than 256 MiB.
+        `window_rows` defaults to 8192, or less where the rows of the files are so wide that the
+        windows of all lanes would take more than 96 MiB. It hangs on the files alone: which
+        columns are read does not change the order.
 
         Raises
         ------
@@ -345,10 +361,14 @@ class ParquetDataset(Loadable):
             If there are too few rows for a step.
         """
         index = self._index()
-        fits = _WINDOWS_BYTES // (max(MIN_LANES, settings["num_slots"]) * index.layout.row_bytes)
-        window_rows = min(max(fits, _MIN_WINDOW_ROWS), DEFAULT_WINDOW_ROWS)
-        settings = EpochSettings(**{"window_rows": window_rows, **settings})
-        return make_epoch_plan(index.reader.name, self.shard_rows, settings)
+        defaults = EpochSettings(
+            **{
+                "window_rows": budget.window_rows(index.row_bytes, settings["num_slots"]),
+                "max_sections": budget.max_sections(index.group_rows, index.group_bytes),
+                **settings,
+            }
+        )
+        return make_epoch_plan(index.reader.name, self.shard_rows, defaults)
 
     def read(self, plan: EpochPlan, slots: range, start_step: int = 0) -> Prefetch[RowBlock]:
         """Read the blocks of `slots` ahead in a thread, in the order of (step, slot).
@@ -387,7 +407,8 @@ class ParquetDataset(Loadable):
         index = self._index()
         index.reader.check_columns(names)
         for shard in range(len(index.shards)):
-            yield from index.source.batches(shard, 0, names)
+            num_rows = index.shards[shard].num_rows
+            yield from index.source.batches(shard, 0, num_rows, names)
 
     def _depth(self, rows: int) -> int:
         """Return how many chunks of so many rows are read ahead."""
@@ -398,35 +419,42 @@ class ParquetDataset(Loadable):
     def _steps(self, plan: EpochPlan, slots: range, start_step: int) -> Generator[list[RowBlock]]:
         index = self._index()
         lanes = plan.lanes_of(slots)
-        needed = shards_of(plan, lanes)
-        cached = index.cache.holds(needed)
-        if not cached:
-            self._warn_of_decoding(decoding_factor(plan, lanes), index.decoded_bytes(needed))
-        reader = LaneReader(
-            plan, slots, index.layout, lambda: index.cache if cached else Cursor(index.source)
-        )
+        windows = plan.window_rows * len(lanes)
+        num_sections = (lanes.stop - 1) // plan.lanes_per_section + 1
+        num_sections -= lanes.start // plan.lanes_per_section
+        rows = self._rows(shards_of(plan, lanes), plan.section_pieces, num_sections, windows)
+        reader = LaneReader(plan, slots, index.layout, rows)
         try:
             for blocks in reader.steps(start_step):
                 yield [transformed(block, self._transform, plan) for block in blocks]
         finally:
             reader.close()
 
-    def _warn_of_decoding(self, factor: float, needed_bytes: int) -> None:
-        """Say once what large row groups cost."""
-        if factor > _MAX_DECODING_FACTOR and not self._has_warned:
-            self._has_warned = True
-            _logger.warning(
-                "%s: row groups are so large that each is decoded about %.0f times an epoch; "
-                "pass buffer_bytes=%d << 20, or write the files with smaller row groups",
-                self._paths,
-                factor,
-                (needed_bytes >> 20) + 1,
-            )
+    def _rows(
+        self,
+        shards: Collection[int],
+        route: Callable[[int], Sequence[Piece]],
+        num_sections: int,
+        num_rows: int,
+    ) -> Rows:
+        """Return where shards are read from, with so many rows held beside."""
+        index = self._index()
+        if index.cache.holds(shards):
+            return index.cache
+        left_bytes = self._buffer_bytes - num_rows * index.layout.row_bytes
+        group_bytes = index.group_bytes[list(shards)]
+        return Streams(
+            index.source,
+            route,
+            num_sections=num_sections,
+            num_threads=self._num_threads,
+            max_open=budget.max_streams(left_bytes, group_bytes, len(index.layout.names)),
+        )
 
     def _ranges(self, ranges: Sequence[range]) -> Generator[list[RowBlock]]:
         index = self._index()
-        cached = index.cache.holds(set(range(len(index.shards))))
-        rows = index.cache if cached else Cursor(index.source)
+        route = [Piece(shard, 0, rows) for shard, rows in enumerate(self.shard_rows)]
+        rows = self._rows(range(len(route)), lambda section: route, 1, 0)
         try:
             for blocks in read_ranges(ranges, index.source, rows):
                 yield [transformed(block, self._transform) for block in blocks]

@@ -14,7 +14,13 @@ at the end, so that all lanes end together. Since `T` says it all, an epoch may 
 from it with another batch size.
 
 *Number of lanes.* The multiple of `V` nearest above 48, which many worker counts divide; fewer
-if a lane would otherwise be empty.
+if a lane would otherwise be empty. Without a shuffle, each slot has one lane.
+
+*Sections.* A row group can only be decoded from its beginning, so a lane that begins in the
+middle of one is dear, and 48 row groups open at once take much memory. So the stream is cut into
+a few sections, a run of lanes each, and the rows of a section are dealt to its lanes window by
+window, in the order in which steps come to need them. Whoever reads a section reads on and on,
+whatever the size of its row groups; where there are many small ones, each lane is a section.
 
 *Windows.* The first window of a lane is shortened, by its phase, so that the lanes of a slot
 come to their next windows at different times and reading is spread evenly. A lane that fits
@@ -25,6 +31,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,8 +43,18 @@ from farandole.plan.steps import Steps, Tail
 
 MIN_LANES = 48
 DEFAULT_WINDOW_ROWS = 8192
+_SHARDS_PER_SECTION = 4
+"""With four, about an eighth of the rows is decoded only to get to where a section begins."""
 
 Ints = NDArray[np.int64]
+
+
+class Piece(NamedTuple):
+    """A run of rows of a shard."""
+
+    shard: int
+    first: int
+    stop: int
 
 
 @dataclass(frozen=True)
@@ -45,7 +62,7 @@ class EpochPlan(Steps):
     """The order of one epoch, or of what is left of it from `start_row` on.
 
     Its steps are those of `farandole.plan.steps.Steps`. No method costs time or memory in
-    proportion to the number of rows.
+    proportion to the number of rows, only to that of windows.
 
     Parameters
     ----------
@@ -60,11 +77,13 @@ class EpochPlan(Steps):
     start_row : int, default=0
         Rows of the epoch that are consumed already.
     shuffle : bool, default=True
-        False keeps the order of shards, and of rows in a lane.
+        False gives each slot rows in the order of the data set; one slot gets them all.
     tail : {"short", "drop", "pad"}, default="short"
         Whether rows that fill no batch are a short one, left out or filled up; see `Steps`.
     window_rows : int, default=8192
         Rows that are permuted together.
+    max_sections : int, optional
+        Most places of the stream that are read at the same time.
 
     Raises
     ------
@@ -81,8 +100,11 @@ class EpochPlan(Steps):
     shuffle: bool = True
     tail: Tail = "short"
     window_rows: int = DEFAULT_WINDOW_ROWS
+    max_sections: int | None = None
 
     def __post_init__(self) -> None:
+        if self.max_sections is not None and self.max_sections < 1:
+            raise ValueError(f"max_sections must be at least 1, not {self.max_sections}")
         if self.window_rows < 1:
             raise ValueError(f"window_rows must be at least 1, not {self.window_rows}")
         if any(rows < 0 for rows in self.shard_rows):
@@ -97,7 +119,8 @@ class EpochPlan(Steps):
     @property
     def order_digest(self) -> str:
         """Digest of the sizes that decide the order, and of whether there is a shuffle."""
-        return digest_of(self.num_slots, self.lanes_per_slot, self.shuffle, self.window_rows)
+        lanes = (self.num_slots, self.lanes_per_slot, self.num_sections)
+        return digest_of(*lanes, self.shuffle, self.window_rows)
 
     def slot_row_ids(self, step: int, slot: int) -> Ints:
         """Return the rows of a slot in a step, in the order in which the slot gets them.
@@ -123,6 +146,8 @@ class EpochPlan(Steps):
     @cached_property
     def lanes_per_slot(self) -> int:
         """Lanes of a slot, L / V."""
+        if not self.shuffle:
+            return 1
         return min(-(-MIN_LANES // self.num_slots), self.num_rows // self.num_slots)
 
     @property
@@ -182,20 +207,92 @@ class EpochPlan(Steps):
         rng = generator(self.seed, Stream.WINDOW_ORDER, self.epoch, lane, window)
         return rng.permutation(num_rows)
 
-    def window_pieces(self, lane: int, start: int, stop: int) -> list[tuple[int, int, int]]:
-        """Return a span of a lane as (shard, first row in the shard, row to stop before)."""
-        base = int(self._lane_starts[lane])
-        return self._pieces(base + start, base + stop)
+    def window_pieces(self, lane: int, window: int) -> list[Piece]:
+        """Return the rows of a window, before they are permuted."""
+        start = self.window_place(lane, window)
+        return self._pieces(start, start + self._window_rows(lane, window))
 
-    def _pieces(self, start: int, stop: int) -> list[tuple[int, int, int]]:
+    def window_place(self, lane: int, window: int) -> int:
+        """Return where in the stream a window starts."""
+        section, nth = divmod(lane, self.lanes_per_section)
+        firsts, places = self._dealt(section)
+        return int(places[firsts[nth] + window])
+
+    def _window_rows(self, lane: int, window: int) -> int:
+        rows, first = self.lane_rows(lane), self._first_window_rows(lane)
+        if window == 0:
+            return first
+        return min(self.window_rows, rows - first - (window - 1) * self.window_rows)
+
+    # --- sections -------------------------------------------------------------------------
+
+    @cached_property
+    def num_sections(self) -> int:
+        """Places of the stream that are read at the same time, at most."""
+        squares = sum(rows * rows for rows in self.shard_rows)
+        limit = max(1, self.num_rows**2 // (_SHARDS_PER_SECTION * squares))
+        if self.max_sections is not None:
+            limit = min(limit, self.max_sections)
+        if limit < self.num_slots:
+            return _largest_divisor(self.num_slots, limit)
+        return self.num_slots * _largest_divisor(self.lanes_per_slot, limit // self.num_slots)
+
+    @property
+    def lanes_per_section(self) -> int:
+        """Lanes of a section; section `s` owns the `s`-th run of so many."""
+        return self.num_lanes // self.num_sections
+
+    def section_pieces(self, section: int) -> list[Piece]:
+        """Return all rows of a section, in the order in which they are dealt to its lanes."""
+        lanes = self.lanes_per_section
+        start, stop = self._lane_starts[[section * lanes, (section + 1) * lanes]].tolist()
+        return self._pieces(start, stop)
+
+    @cached_property
+    def _dealt_sections(self) -> dict[int, tuple[Ints, Ints]]:
+        return {}
+
+    def _dealt(self, section: int) -> tuple[Ints, Ints]:
+        """Deal a section to the windows of its lanes.
+
+        Returns
+        -------
+        firsts : ndarray of int64, shape (lanes_per_section,)
+            Where each lane's windows start in `places`.
+        places : ndarray of int64, shape (number of windows in the section,)
+            Where in the stream each window starts.
+        """
+        if section not in self._dealt_sections:
+            self._dealt_sections[section] = self._deal(section)
+        return self._dealt_sections[section]
+
+    def _deal(self, section: int) -> tuple[Ints, Ints]:
+        lanes = range(section * self.lanes_per_section, (section + 1) * self.lanes_per_section)
+        first_rows = np.array([self._first_window_rows(lane) for lane in lanes])
+        rows = np.array([self.lane_rows(lane) for lane in lanes])
+        counts = 1 - (first_rows - rows) // self.window_rows
+        firsts = np.cumsum(counts) - counts
+        nth = np.repeat(np.arange(len(lanes)), counts)
+        window = np.arange(len(nth)) - firsts[nth]
+        starts = np.where(window == 0, 0, first_rows[nth] + (window - 1) * self.window_rows)
+        stops = np.where(window == 0, first_rows[nth], starts + self.window_rows)
+        sizes = np.minimum(stops, rows[nth]) - starts
+        # The rows of the epoch that are given before a window is needed, up to a constant.
+        needed_after = starts * self.num_lanes - self._phases[lanes.start : lanes.stop][nth]
+        order = np.argsort(needed_after, kind="stable")
+        places = np.empty(len(nth), np.int64)
+        places[order] = np.cumsum(sizes[order]) - sizes[order]
+        return firsts, places + self._lane_starts[lanes.start]
+
+    def _pieces(self, start: int, stop: int) -> list[Piece]:
         """Return a span of the stream as pieces of shards."""
-        pieces: list[tuple[int, int, int]] = []
+        pieces: list[Piece] = []
         place = int(np.searchsorted(self._stream_starts, start, side="right")) - 1
         while start < stop:
             begin, end = int(self._stream_starts[place]), int(self._stream_starts[place + 1])
             until = min(stop, end)
             if until > start:
-                pieces.append((int(self._shard_order[place]), start - begin, until - begin))
+                pieces.append(Piece(int(self._shard_order[place]), start - begin, until - begin))
             start, place = max(start, until), place + 1
         return pieces
 
@@ -231,12 +328,17 @@ class EpochPlan(Steps):
             ids = np.concatenate(
                 [
                     np.arange(begin, end, dtype=np.int64) + self.shard_starts[shard]
-                    for shard, begin, end in self.window_pieces(lane, start, stop)
+                    for shard, begin, end in self.window_pieces(lane, window)
                 ]
             )
             last = (start, stop, ids[self.window_order(lane, window, stop - start)])
             self._last_windows[lane] = last
         return last
+
+
+def _largest_divisor(number: int, limit: int) -> int:
+    """Return the largest divisor of a number that is at most `limit`."""
+    return next(size for size in range(min(limit, number), 0, -1) if number % size == 0)
 
 
 def evaluation_units(num_rows: int, unit_rows: int) -> tuple[range, ...]:

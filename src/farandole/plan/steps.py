@@ -21,6 +21,7 @@ class EpochSettings(TypedDict):
     shuffle: NotRequired[bool]
     tail: NotRequired[Tail]
     window_rows: NotRequired[int]
+    max_sections: NotRequired[int]
 
 
 class Steps(ABC):
