@@ -24,6 +24,9 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+sys.path.insert(0, str(Path(__file__).parent))
+import data
+
 HERE = Path(__file__).parent
 CONTESTANTS = HERE / "contestants.py"
 TIMEOUT_S = 300
@@ -186,11 +189,16 @@ def time_to_first_step(folder: Path, models: list[str], rounds: int, console: Co
     console.print(table)
 
 
+def reading(folder: Path, models: list[str], rounds: int, console: Console) -> None:
+    data.compare(folder, rounds, console, spread)
+
+
 PARTS = {
     "one-worker": one_worker,
     "two-workers": two_workers,
     "slots": slots_cost,
     "first-step": time_to_first_step,
+    "data": reading,
 }
 
 

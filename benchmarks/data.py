@@ -25,7 +25,7 @@ from rich.table import Table
 from farandole.data import ParquetDataset
 
 BATCH_ROWS = 1024
-NUM_SLOTS = 8
+NUM_SLOTS = 1
 NUM_FILES = 4
 
 
@@ -125,7 +125,7 @@ def contestant(name: str, case: Case, folder: Path) -> dict[str, float]:
     return json.loads(done.stdout)
 
 
-def decoding(
+def compare(
     folder: Path, rounds: int, console: Console, spread: Callable[[list[float]], str]
 ) -> None:
     """Print a table of all cases."""
