@@ -155,6 +155,13 @@ def run(
         str | None, typer.Option(help="How gradients are added: exact or fast.")
     ] = None,
     precision: Annotated[str | None, typer.Option(help="Of autocast: fp32 or bf16.")] = None,
+    require_exact: Annotated[
+        bool | None,
+        typer.Option(
+            "--require-exact/--no-require-exact",
+            help="Refuse what may change the bits, as another CPU; else it is a warning.",
+        ),
+    ] = None,
     transport: Annotated[
         str | None,
         typer.Option(help="What carries gradients: auto, shared_memory or network."),
@@ -181,6 +188,7 @@ def run(
         "threads": threads,
         "reduction": reduction,
         "precision": precision,
+        "require_exact": require_exact,
         "transport": transport,
         "tracker.name": tracker,
         "resume": resume or None,

@@ -99,6 +99,9 @@ class JobConfig(_Section):
     precision: Literal["fp32", "bf16"] = Field(
         default="fp32", description="of `job.autocast` (numerics)"
     )
+    require_exact: bool = Field(
+        default=False, description="refuse workers and checkpoints whose bits may differ"
+    )
     transport: Literal["auto", "shared_memory", "network"] = Field(
         default="auto", description="what carries gradients; auto: shared memory on one host"
     )

@@ -253,6 +253,21 @@ class MismatchError(FarandoleError):
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
+class NumericsError(UserError):
+    """What computes the job now may not give the bits of what computed, or computes, it too."""
+
+    differences: tuple[str, ...]
+    """One for each worker or checkpoint that differs: which one, and how."""
+
+    def describe(self) -> str:
+        """Name all differences and the remedy."""
+        return (
+            f"the result's bits may differ: {'; '.join(self.differences)}; use machines and "
+            "versions that are alike, or allow it by --no-require-exact"
+        )
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
 class PeerLostError(FarandoleError):
     """Another worker ended or fell silent. Never a job's first failure: that is the peer's."""
 

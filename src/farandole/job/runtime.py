@@ -25,7 +25,7 @@ from farandole.checkpoint.tree import empty_tensors, unflatten
 from farandole.comm.rendezvous import Listener
 from farandole.comm.single import SingleComm
 from farandole.config import JobConfig
-from farandole.errors import CheckpointError, JobStoppedError, MembershipError
+from farandole.errors import CheckpointError, JobStoppedError, MembershipError, NumericsError
 from farandole.job.ends import Completion, Failure, write_completion, write_failure
 from farandole.job.keeper import StateKeeper
 from farandole.job.recorder import Recorder
@@ -99,7 +99,11 @@ def _run_function(
     if checkpointer is not None:
         checkpointer.restore_best(about)
     if comm.rank == 0:
-        _compare_numerics(recorder, numerics, members, about.get("numerics"))
+        differences = _numerics_differences(numerics, members, about.get("numerics"))
+        if differences and config.require_exact:
+            raise NumericsError(differences=differences)
+        for difference in differences:
+            _warn(recorder, f"the result's bits may differ: {difference}")
     keeper = StateKeeper(
         run.checkpoints,
         checkpointer=checkpointer,
@@ -236,22 +240,25 @@ def _numerics(config: JobConfig, device: torch.device) -> topology.NumericsFinge
     )
 
 
-def _compare_numerics(
-    recorder: Recorder,
+def _numerics_differences(
     mine: topology.NumericsFingerprint,
     members: tuple[Member, ...],
     before: dict[str, Any] | None,
-) -> None:
-    """Warn if the bits may differ from those of another worker, or from before a resume."""
+) -> tuple[str, ...]:
+    """Return why bits may differ from those of another worker, or from before a resume."""
     others = {f"worker {member.worker_id}": member.fingerprint for member in members}
     if before:
         others["the checkpoint"] = before
-    for name, fingerprint in others.items():
-        differences = mine.differences(topology.NumericsFingerprint.from_dict(fingerprint))
-        if differences:
-            text = f"the result's bits may differ: {name}: {'; '.join(differences)}"
-            _log.warning(text)
-            recorder.event("warning", message=text)
+    differences = {
+        name: mine.differences(topology.NumericsFingerprint.from_dict(fingerprint))
+        for name, fingerprint in others.items()
+    }
+    return tuple(f"{name}: {', '.join(found)}" for name, found in differences.items() if found)
+
+
+def _warn(recorder: Recorder, text: str) -> None:
+    _log.warning("%s", text)
+    recorder.event("warning", message=text)
 
 
 # --- checkpoints --------------------------------------------------------------------------
@@ -297,7 +304,6 @@ def _restore(
 
 def _refuse(recorder: Recorder) -> Callable[[CheckpointError], None]:
     def refuse(error: CheckpointError) -> None:
-        _log.warning("%s", error)
-        recorder.event("warning", message=str(error))
+        _warn(recorder, str(error))
 
     return refuse
