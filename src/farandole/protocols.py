@@ -280,3 +280,12 @@ class Dataset(Protocol):
     def read_rows(self, ranges: Sequence[range]) -> Blocks:
         """Return one block for each range of rows, in the order of the data set."""
         ...
+
+
+@runtime_checkable
+class Warns(Protocol):
+    """A data set that may have to tell something which belongs into a job's report."""
+
+    def warnings(self) -> Sequence[str]:
+        """Return a line for each thing that is not as one would think, as files left out."""
+        ...

@@ -218,3 +218,35 @@ for filters in (None, [("id", ">", 2500)]):
 def test_on_bad_is_checked() -> None:
     with pytest.raises(DataError, match="on_bad='ignore'; pass 'error' or 'skip'"):
         ParquetDataset("x", on_bad="ignore")  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_what_a_job_leaves_out_is_in_its_report(tmp_path: Path, workers: int) -> None:
+    import farandole as fa
+    from farandole.job.rundir import RunDir
+
+    sys.path.insert(0, str(Path(__file__).parent.parent / "jobs"))
+    from inline_job import run_inline, sgd, value_of
+    from torch import nn
+
+    data = tmp_path / "data"
+    write(data)
+    cut(data / "1.parquet")
+    used: list[int] = []
+
+    def train(job: fa.Job) -> None:
+        model, optimizer = job.prepare(nn.Linear(2, 1), sgd)
+        rows = ParquetDataset(data, columns=["id"], features=["x", "y"], on_bad="skip")
+        for _ in job.epochs(2):
+            for batch in job.loader(rows, batch_size=250):
+                job.backward(model(batch.features).mean())
+                optimizer.step()
+                used.extend(batch["id"].tolist() if job.epoch == 0 else ())
+
+    value_of(run_inline(train, tmp_path, workers=workers))
+    events = RunDir(tmp_path / "job").events()
+    told = [event["message"] for event in events if event["kind"] == "warning"]
+    assert len(told) == 1
+    assert "left out of the data" in told[0]
+    assert "1.parquet" in told[0]
+    assert sorted(used) == [*range(1000), *range(2000, 3000)]

@@ -349,6 +349,14 @@ def test_filters_name_any_column(tmp_path: Path, name: str) -> None:
     assert dataset.num_rows == 2
 
 
+def test_filters_on_fields_of_structs(tmp_path: Path) -> None:
+    table = pa.table({"a": [{"b": 1}, None, {"b": 3}], "id": [0, 1, 2]})
+    pq.write_table(table, tmp_path / "x.parquet", row_group_size=1)
+    for filters in (pc.field("a.b") > 1, pc.field(("a", "b")) > 1, [("a.b", ">", 1)]):
+        dataset = ParquetDataset(tmp_path, columns=["id"], filters=filters, index_cache=None)
+        assert ids(dataset) == [2]
+
+
 def test_a_column_that_no_filter_names_may_conflict(tmp_path: Path) -> None:
     pq.write_table(pa.table({"f1": [1], "f10": [1]}), tmp_path / "0.parquet")
     pq.write_table(pa.table({"f1": ["x"], "f10": [2]}), tmp_path / "1.parquet")

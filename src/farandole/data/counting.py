@@ -249,14 +249,15 @@ def filter_columns(reader: GroupReader, expression: pc.Expression) -> list[str]:
         try:
             reader.schema_of(names).empty_table().filter(expression)
         except (pa.ArrowException, ValueError, TypeError) as error:
-            name = _missing_name(str(error), reader.all_columns())
+            known = [*reader.types, *reader.all_columns()]
+            name = _missing_name(str(error), known)
             if name is None or name in names:
                 raise DataError(
                     path=reader.name,
                     problem=f"the filter {expression} does not fit the columns: {error}",
                     remedy="compare with values of the column's type",
                 ) from error
-            if name not in reader.all_columns():
+            if name not in known:
                 raise ColumnError(
                     path=reader.name,
                     column=name,

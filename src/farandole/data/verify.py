@@ -107,10 +107,16 @@ def known_damage(
     for damage in sorted(every):
         path, identity, group, column, _ = damage
         file = numbers.get((path, identity))
-        used = not column or any(f"{name}.".startswith(f"{column}.") for name in names)
+        used = not column or any(_overlap(name, column) for name in names)
         if file is not None and used:
             damaged.setdefault((file, group), damage_error(damage))
     return damaged
+
+
+def _overlap(one: str, other: str) -> bool:
+    """Return whether two dotted names are of one column, or of a column and a field of it."""
+    short, long = sorted((f"{one}.", f"{other}."), key=len)
+    return long.startswith(short)
 
 
 def damage_error(damage: Damage) -> DamagedFileError:

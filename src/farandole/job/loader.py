@@ -11,6 +11,7 @@ import numpy as np
 from farandole.errors import DataError, UsageError
 from farandole.job.batch import Batch
 from farandole.plan.steps import TAILS
+from farandole.protocols import Warns
 
 if TYPE_CHECKING:
     from farandole.job.session import Job
@@ -175,6 +176,10 @@ class Loader:
     def rows_per_slot(self) -> int:
         """Rows of a slot in a full step, rounded down."""
         return self._batch_size // self._job.config.slots
+
+    def warnings(self) -> Sequence[str]:
+        """Return what the data set has to tell."""
+        return self._dataset.warnings() if isinstance(self._dataset, Warns) else ()
 
     def describe(self) -> dict[str, int]:
         """Return the sizes, for the event log."""

@@ -90,6 +90,7 @@ class Job:
         self._stop_request: str | None = None
         self._stop_agreed: str | None = None
         self._planned = False
+        self._warned: set[str] = set()
         self._seed_between_steps()
 
     # --- who and where ----------------------------------------------------------------------
@@ -388,6 +389,8 @@ class Job:
             return None
         check_same(self._comm, "the loader", repr(loader))
         loader.check_data(self._position.data)
+        for text in loader.warnings():
+            self._warn_once(text)
         self._position = replace(self._position, data=loader.fingerprint)
         if not self._planned:
             self._announce(loader)
@@ -634,6 +637,11 @@ class Job:
         )
         if best not in names:
             self._warn(describe_missing(best, names))
+
+    def _warn_once(self, text: str) -> None:
+        if text not in self._warned:
+            self._warned.add(text)
+            self._warn(text)
 
     def _warn(self, text: str) -> None:
         self._recorder.event("warning", message=text)
