@@ -29,7 +29,7 @@ if TYPE_CHECKING:
         scaled_int,
     )
     from farandole.data.mixing import mix
-    from farandole.data.sources import from_delta, from_iceberg
+    from farandole.data.sources import dataset, from_delta, from_iceberg
     from farandole.job.batch import Batch
     from farandole.job.launch import Result, run
     from farandole.job.model import load_model
@@ -50,6 +50,7 @@ __all__ = [
     "__version__",
     "arrow",
     "coded",
+    "dataset",
     "decode",
     "errors",
     "filled",
@@ -77,6 +78,7 @@ _HOMES = {
     "Result": "farandole.job.launch",
     "arrow": "farandole.data",
     "coded": "farandole.data",
+    "dataset": "farandole.data.sources",
     "decode": "farandole.data",
     "filled": "farandole.data",
     "from_delta": "farandole.data.sources",

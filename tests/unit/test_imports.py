@@ -67,6 +67,7 @@ def test_public_names():
         "__version__",
         "arrow",
         "coded",
+        "dataset",
         "decode",
         "errors",
         "filled",
