@@ -165,6 +165,21 @@ def test_states_that_do_not_fit_are_refused_and_change_nothing() -> None:
     assert loader.state_dict() == before
 
 
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_padded_batches_are_all_of_one_size(world_size: int) -> None:
+    seen: list[int] = []
+    for rank in range(world_size):
+        options = {"tail": "pad", "rank": rank, "world_size": world_size}
+        loader = numpy_loader(rows(), batch_size=96, **options)
+        for block in loader:
+            assert block.num_rows == 96 // world_size
+            assert block.mask is not None
+            seen += block.row_ids[block.mask].tolist()
+        masks = [batch.mask for batch in rows().loader(batch_size=96, **options)]
+        assert sum(int(mask.sum()) for mask in masks if mask is not None) == len(seen) // (rank + 1)
+    assert sorted(seen) == list(range(1000))
+
+
 @pytest.mark.parametrize(
     ("options", "kind", "message"),
     [

@@ -94,7 +94,9 @@ class BatchLoader:
         self._batch_size = batch_size
         self._shuffle = shuffle
         self._seed = seed
-        self._num_slots = default_slots(batch_size) if num_slots is None else num_slots
+        if num_slots is None:
+            num_slots = default_slots(batch_size // 2 if tail == "pad" else batch_size)
+        self._num_slots = num_slots
         self._tail: Tail = tail
         self._place = None if rank is None or world_size is None else (rank, world_size)
         self._position = (epoch, 0)

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -11,22 +12,22 @@ import jax.numpy as jnp
 import numpy as np
 
 from farandole.data.block import RowBlock
+from farandole.data.columns import Masked, Ragged, mapped
 from farandole.data.loader import BatchLoader
 from farandole.errors import ColumnError
 
-jax.tree_util.register_dataclass(
-    RowBlock,
-    data_fields=["row_ids", "features", "categories", "label", "columns"],
-    meta_fields=[],
-)
+for kind in (RowBlock, Masked, Ragged):
+    names = [field.name for field in dataclasses.fields(kind)]
+    jax.tree_util.register_dataclass(kind, data_fields=names, meta_fields=[])
 
 
 class JaxLoader(BatchLoader):
     """Gives a `RowBlock` of JAX arrays for each step; see `BatchLoader` for all else.
 
-    Such blocks are pytrees: they may be passed to functions under `jax.jit`. Strings, times and
-    other columns that JAX has no type for stay numpy arrays, and so do row ids. Rank and world
-    size are by default those of `jax.process_index` and `jax.process_count`.
+    Such blocks are pytrees: they may be passed to functions under `jax.jit`, unless there are
+    columns that JAX has no type for, which stay as they are, as strings do. Row ids stay numpy
+    arrays. Rank and world size are by default those of `jax.process_index` and
+    `jax.process_count`.
 
     Raises
     ------
@@ -35,7 +36,9 @@ class JaxLoader(BatchLoader):
     """
 
     def _convert(self, block: RowBlock) -> RowBlock:
-        return block.map(lambda array: array if array is block.row_ids else _to_jax(array))
+        return block.map(
+            lambda column: column if column is block.row_ids else mapped(column, _to_jax)
+        )
 
     def _current_place(self) -> tuple[int, int]:
         return jax.process_index(), jax.process_count()
