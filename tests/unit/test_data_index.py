@@ -64,9 +64,9 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     seen: list[tuple[int, int]] = []
     original = GroupReader.batches
 
-    def spy(self: GroupReader, file: int, group: int, names: Any) -> Any:
+    def spy(self: GroupReader, file: int, group: int, *args: Any) -> Any:
         seen.append((file, group))
-        return original(self, file, group, names)
+        return original(self, file, group, *args)
 
     monkeypatch.setattr(GroupReader, "batches", spy)
     return seen
