@@ -100,10 +100,13 @@ class Dense:
     def write(self, array: pa.Array, out: Any, at: int) -> None:
         """Write an Arrow array into rows `at` and following of a buffer."""
         rows = slice(at, at + len(array))
-        if self.is_masked:
-            out.valid[rows] = validity(array, self.numbers.shape)
-            out = out.values
-        out[rows] = self.numbers.function(_filled(array, self.fill))
+        values = self.numbers.function(_filled(array, self.fill))
+        if not self.is_masked:
+            out[rows] = values
+            return
+        valid = validity(array, self.numbers.shape)
+        out.values[rows] = np.where(valid, values, 0) if self.numbers.shows_null else values
+        out.valid[rows] = valid
 
     def finish(self, column: Any) -> Column:
         """Return the rows as they are."""
@@ -399,7 +402,8 @@ def _as_arrow(kind: pa.DataType, choice: Choice | None) -> AsArrow:
     if isinstance(choice, Filled) and not is_list(kind):
         return AsArrow(kind, _fill_scalar(kind, choice.value))
     if choice is not None:
-        raise ValueError(f"is {kind}, and {_words(choice)} does not suit that")
+        names = {AlwaysMasked: "masked", Filled: "filled"}
+        raise ValueError(f"is {kind}, and {names[type(choice)]}() is for numbers")
     return AsArrow(kind)
 
 
@@ -443,8 +447,3 @@ def _fill_scalar(kind: pa.DataType, value: Any) -> pa.Scalar:
         return pa.scalar(value, kind)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"is {kind}, and filled({value!r}) is not: {error}") from error
-
-
-def _words(choice: Choice) -> str:
-    names = {AlwaysMasked: "masked", ScaledInt: "scaled_int", Hashed: "hashed", Coded: "coded"}
-    return f"{names[type(choice)]}()"

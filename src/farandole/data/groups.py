@@ -112,8 +112,13 @@ class GroupReader:
 
         Those that are divided into fields are not named, but their fields.
         """
-        names = (*self.types, *self._resolution.conflicts)
-        return [name for name in names if name not in self._resolution.fields]
+        found = self._resolution
+        types = [name for name in found.types if name not in found.fields]
+        return types + [
+            name
+            for name, conflict in found.conflicts.items()
+            if name not in found.fields or not conflict.is_of_fields
+        ]
 
     def fields_of(self, name: str) -> list[str]:
         """Return the names of what a column is divided into, down to what is not divided."""

@@ -102,6 +102,11 @@ def _fields(kind: pa.DataType) -> list[pa.Field]:
     return []
 
 
+def is_divided(kind: pa.DataType) -> bool:
+    """Return whether a type has fields, which are columns of their own."""
+    return bool(_fields(kind))
+
+
 def _has_nullable_elements(kind: pa.DataType) -> bool:
     while is_list(kind) or pt.is_fixed_size_list(kind):
         if kind.value_field.nullable:
@@ -156,21 +161,28 @@ def is_tensor(kind: pa.DataType) -> bool:
 
 def pick(array: pa.Array, path: Sequence[str]) -> pa.Array:
     """Return a field of structs, also inside lists and maps; null where what holds it is."""
-    if not path:
-        return array
     kind = array.type
+    if not path:
+        # Arrow's own cast of views gives arrays without a last offset.
+        is_view = pt.is_list_view(kind) or pt.is_large_list_view(kind)
+        return _relisted(array, array.flatten()) if is_view else array
     if pt.is_struct(kind):
         return pick(array.flatten()[kind.get_field_index(path[0])], path[1:])
     if pt.is_map(kind):
         entries = pa.struct([(_KEY, kind.key_type), (_VALUE, kind.item_type)])
         array = array.cast(pa.list_(entries))
-    lengths, elements = elements_of(array)
+    return _relisted(array, pick(array.flatten(), path))
+
+
+def _relisted(array: pa.Array, elements: pa.Array) -> pa.Array:
+    """Return lists of other elements, as long as those of an array and null where they are."""
+    lengths, _ = elements_of(array)
     offsets = np.concatenate(([0], np.cumsum(lengths)))
     missing = np.append(array.is_null().to_numpy(zero_copy_only=False), False)
-    large = pt.is_large_list(kind)
+    large = pt.is_large_list(array.type) or pt.is_large_list_view(array.type)
     make = pa.LargeListArray if large else pa.ListArray
     width = pa.int64() if large else pa.int32()
-    return make.from_arrays(pa.array(offsets, width, mask=missing), pick(elements, path))
+    return make.from_arrays(pa.array(offsets, width, mask=missing), elements)
 
 
 def elements_of(array: pa.Array) -> tuple[np.ndarray, pa.Array]:

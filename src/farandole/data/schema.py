@@ -10,7 +10,7 @@ from typing import Literal
 import pyarrow as pa
 import pyarrow.types as pt
 
-from farandole.data.nested import named_nodes, nodes_of
+from farandole.data.nested import is_divided, named_nodes, nodes_of
 from farandole.errors import ColumnError, DataError
 
 _INTEGER = re.compile(r"-?\d{1,18}")
@@ -27,6 +27,11 @@ class Conflict:
     second_type: pa.DataType
     twice: bool = False
     """Whether a file has several columns of the name."""
+
+    @property
+    def is_of_fields(self) -> bool:
+        """Whether both types are divided into fields: then these have types or conflicts."""
+        return is_divided(self.first_type) and is_divided(self.second_type)
 
     def error(self, paths: Sequence[str]) -> DataError:
         """Return the error; `paths` has a file for each schema."""
