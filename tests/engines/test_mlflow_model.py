@@ -66,6 +66,7 @@ def save(folder: Path, net: Net) -> Path:
         means=(1000.0, 12.0),
         stds=(500.0, 6.0),
         vocabularies=(("AA", "UA"),),
+        fills=(1000.0, 12.0),
     )
     example = (torch.zeros(2, 2), torch.zeros(2, 1, dtype=torch.int64))
     save_model(folder, net.eval(), example, preprocessor)

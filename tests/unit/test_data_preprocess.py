@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from farandole.data import ArrayDataset, ParquetDataset, Preprocessor
-from farandole.errors import ColumnError, DataError
+from farandole.data import ArrayDataset, ParquetDataset, Preprocessor, fit_vocabulary
+from farandole.errors import ColumnError, DataError, UsageError
 
 START = dt.datetime(2013, 1, 1)
 
@@ -181,3 +181,78 @@ def test_apply_refuses(fitted: Preprocessor, change: dict[str, Any], message: st
     rows = {name: flights()[name].to_pylist() for name in flights().schema.names} | change
     with pytest.raises(ColumnError, match=message):
         fitted.apply({name: values for name, values in rows.items() if values is not None})
+
+
+def test_buckets_are_about_equally_full_or_as_given(folder: Path) -> None:
+    dataset = ParquetDataset(folder)
+    fitted = Preprocessor.fit(
+        dataset, categorical=["carrier"], bucketed={"distance": 3, "delay": [0, 2.0, 4.5]}
+    )
+    assert fitted.boundaries == ((200.0, 400.0), (0.0, 2.0, 4.5))
+    assert fitted.cardinalities == (4, 4, 5)
+    features, categories = fitted.apply(flights())
+    assert features.shape == (6, 0)
+    assert categories[:, 1].tolist() == [1, 2, 2, 3, 3, 3]
+    assert categories[:, 2].tolist() == [2, 3, 0, 4, 0, 3]
+    assert Preprocessor.from_json(fitted.to_json()) == fitted
+    (block,) = ParquetDataset(folder, preprocess=fitted).read_rows([range(6)])
+    assert block.categories is not None
+    assert block.categories.tolist() == categories.tolist()
+
+
+def test_the_sample_for_quantiles_does_not_hang_on_the_batches() -> None:
+    values = np.random.default_rng(0).normal(size=200_000)
+    one, other = (
+        Preprocessor.fit(ArrayDataset(rows_per_shard=rows, x=values), bucketed={"x": 10})
+        for rows in (200_000, 7_001)
+    )
+    assert one == other
+    exact = np.quantile(values, np.arange(1, 10) / 10)
+    np.testing.assert_allclose(one.boundaries[0], exact, atol=0.02)
+
+
+def test_null_is_read_as_its_fill(folder: Path) -> None:
+    dataset = ParquetDataset(folder)
+    numeric = ["delay", "distance"]
+    fitted = Preprocessor.fit(dataset, numeric=numeric, fill={"delay": 9.0})
+    assert fitted.fills == (9.0, 350.0)
+    features, _ = fitted.apply({"delay": [None, 9.0], "distance": [None, 350]})
+    assert features[0].tolist() == features[1].tolist()
+    assert features[0, 1] == 0
+    assert Preprocessor.fit(dataset, numeric=numeric, fill=0).fills == (0.0, 0.0)
+    assert Preprocessor.from_json(fitted.to_json()) == fitted
+
+
+def test_what_an_earlier_version_saved_is_read() -> None:
+    text = """{"version": 1, "numeric": [{"column": "x", "mean": 2.0, "std": 3.0}],
+    "categorical": [{"column": "c", "vocabulary": ["a"]}]}"""
+    fitted = Preprocessor.from_json(text)
+    assert (fitted.fills, fitted.bucketed) == ((2.0,), ())
+    assert fitted.apply({"x": [None, 5.0], "c": ["a", "b"]})[0].tolist() == [[0.0], [1.0]]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"bucketed": {"delay": 1}},
+        {"bucketed": {"delay": [2.0, 1.0]}},
+        {"bucketed": {"delay": []}},
+        {"numeric": ["delay"], "fill": {"distance": 1.0}},
+        {"numeric": ["delay"], "fill": float("nan")},
+    ],
+)
+def test_buckets_and_fills_are_checked(folder: Path, arguments: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="give a"):
+        Preprocessor.fit(ParquetDataset(folder), **arguments)
+
+
+def test_vocabularies_of_columns_and_lists(tmp_path: Path) -> None:
+    table = pa.table({"tags": [["b", "a"], None, ["b", None]], "s": [{"n": 3}, {"n": 1}, None]})
+    pq.write_table(table, tmp_path / "x.parquet")
+    dataset = ParquetDataset(tmp_path)
+    assert fit_vocabulary(dataset, "tags") == ("a", "b")
+    assert fit_vocabulary(dataset, "tags", max_categories=1) == ("b",)
+    assert fit_vocabulary(dataset, "s.n") == (1, 3)
+    fitted = Preprocessor.fit(dataset, numeric=["s.n"])
+    assert fitted.means == (2.0,)
+    assert fitted.apply(table)[0].tolist() == [[1.0], [-1.0], [0.0]]

@@ -71,6 +71,7 @@ def test_public_names():
         "decode",
         "errors",
         "filled",
+        "fit_vocabulary",
         "from_delta",
         "from_iceberg",
         "hashed",

@@ -15,7 +15,7 @@ from farandole.data.choices import (
 )
 from farandole.data.columns import Masked, Ragged
 from farandole.data.parquet import ParquetDataset
-from farandole.data.preprocess import Preprocessor
+from farandole.data.preprocess import Preprocessor, fit_vocabulary
 
 __all__ = [
     "ArrayDataset",
@@ -28,6 +28,7 @@ __all__ = [
     "coded",
     "decode",
     "filled",
+    "fit_vocabulary",
     "hashed",
     "masked",
     "npy",

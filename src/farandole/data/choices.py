@@ -115,7 +115,7 @@ def hashed(num_buckets: int | None = None) -> Hashed:
 def coded(vocabulary: Sequence[str] | Sequence[int]) -> Coded:
     """Give values, also in lists, as int64 by their places in a vocabulary, from 1.
 
-    Null, and what is not in it, is 0. See `Preprocessor.vocabulary` for a fitted one.
+    Null, and what is not in it, is 0. `fit_vocabulary` returns one.
     """
     values: Any = tuple(vocabulary)
     if len(set(values)) != len(values) or None in values:

@@ -52,7 +52,7 @@ class Layout:
     @property
     def num_categories(self) -> int:
         """Width of the matrix of codes."""
-        return len(self.preprocess.categorical) if self.preprocess else 0
+        return len(self.preprocess.cardinalities) if self.preprocess else 0
 
     @property
     def row_bytes(self) -> int:

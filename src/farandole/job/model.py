@@ -102,7 +102,7 @@ def _check_example(example: tuple[Tensor, ...], preprocessor: Preprocessor | Non
 
 
 def _argument_kinds(preprocessor: Preprocessor) -> tuple[str, ...]:
-    kinds = {"features": preprocessor.numeric, "categories": preprocessor.categorical}
+    kinds = {"features": preprocessor.numeric, "categories": preprocessor.cardinalities}
     return tuple(kind for kind, columns in kinds.items() if columns)
 
 
@@ -141,6 +141,10 @@ def _describe_inputs(
         kind = {bool: "bool", int: "int64"}.get(type(value), "string")
         inputs.append({"name": name, "dtype": kind})
         row[name] = value
+    for name, boundaries in zip(preprocessor.bucketed, preprocessor.boundaries, strict=True):
+        if name not in row:
+            inputs.append({"name": name, "dtype": "float64"})
+            row[name] = boundaries[0] if boundaries else 0.0
     return inputs, [row, row]
 
 
