@@ -19,6 +19,8 @@ from hypothesis import strategies as st
 
 import farandole as fa
 from farandole.data import Masked, ParquetDataset, Ragged, RowBlock
+from farandole.data.forms import make_form
+from farandole.data.nested import nodes_of
 from farandole.errors import ColumnError, DataError, UsageError
 from farandole.plan.slots import slots_of
 
@@ -768,3 +770,55 @@ def test_random_numbers_of_a_transform_hang_on_epoch_and_rows(tmp_path: Path) ->
     assert len(set(flat.tolist())) == 240
     assert 0 <= flat.min() < 0.1 < 0.9 < flat.max() < 1
     assert abs(flat.mean() - 0.5) < 0.1
+
+
+# --- the page about types ---------------------------------------------------------------------
+
+PAGE = Path(__file__).parents[2] / "docs/guide/types.md"
+ROWS: list[tuple[str, pa.DataType]] = [
+    ("bool", pa.bool_()),
+    ("int32, and integers of each other width", pa.int32()),
+    ("float32, and floats of each other width", pa.float32()),
+    ("decimal32 to decimal256", pa.decimal128(9, 2)),
+    ("date32", pa.date32()),
+    ("timestamp, of each unit", pa.timestamp("us")),
+    ("timestamp with a zone", pa.timestamp("us", "Europe/Paris")),
+    ("time32, time64", pa.time64("us")),
+    ("duration", pa.duration("ms")),
+    ("null", pa.null()),
+    ("string, string_view", pa.string()),
+    ("large_string", pa.large_string()),
+    ("binary, binary_view", pa.binary()),
+    ("large_binary", pa.large_binary()),
+    ("fixed_size_binary", pa.binary(4)),
+    ("dictionary", pa.dictionary(pa.int32(), pa.string())),
+    ("list, large_list, list_view", pa.list_(pa.int16())),
+    ("list of floats", pa.list_(pa.float32())),
+    ("list of lists", pa.list_(pa.list_(pa.int16()))),
+    ("list of strings", pa.list_(pa.string())),
+    ("fixed_size_list", pa.list_(pa.float32(), 8)),
+    ("fixed_size_list of integers", pa.list_(pa.uint8(), 8)),
+    ("fixed_size_list of strings", pa.list_(pa.string(), 2)),
+    ("extension arrow.fixed_shape_tensor", pa.fixed_shape_tensor(pa.float32(), [3, 32, 32])),
+    ("extension arrow.bool8", pa.bool8()),
+    ("extension arrow.uuid", pa.uuid()),
+    ("extension arrow.json, and others: as what they are stored as", pa.json_()),
+    ("struct", pa.struct([("x", pa.int32()), ("y", pa.string())])),
+    ("list of structs", pa.list_(pa.struct([("x", pa.int32())]))),
+    ("map", pa.map_(pa.string(), pa.float32())),
+]
+
+
+def test_the_page_tells_what_becomes_of_each_type() -> None:
+    lines = ["| Arrow type | without nulls | with nulls |", "|---|---|---|"]
+    for label, kind in ROWS:
+        nodes = [node for node in nodes_of(pa.schema([("c", kind)])) if not node.is_divided]
+        cells = []
+        for has_nulls in (False, True):
+            says = [
+                (node, make_form("c", node.kind, None, has_nulls=lambda has=has_nulls: has).says)
+                for node in nodes
+            ]
+            cells.append("; ".join(f"`{n.name}`: {s}" if len(n.path) > 1 else s for n, s in says))
+        lines.append(f"| {label} | {cells[0]} | {cells[1]} |")
+    assert "\n".join(lines) + "\n\n" in PAGE.read_text()

@@ -98,7 +98,7 @@ def numbers_of(kind: pa.DataType) -> Numbers | None:
     if pt.is_decimal(kind):
         return Numbers(np.dtype(np.float64), to_float, shows_null=True)
     if pt.is_null(kind):
-        return Numbers(np.dtype(np.float32), to_float, shows_null=True, says="all missing")
+        return Numbers(np.dtype(np.float32), to_float, shows_null=True, says="NaN")
     if pt.is_temporal(kind) and not pt.is_interval(kind):
         says = _time_says(kind)
         return Numbers(np.dtype(np.int64), lambda array: _integers(_ticks(array)), says=says)
