@@ -14,9 +14,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
+from farandole.config import JobConfig
 from farandole.errors import UsageError
 from farandole.job.batch import Batch
+from farandole.job.keeper import describe_missing
+from farandole.job.likeness import check_same
 from farandole.job.randomness import seed_all
+from farandole.job.recorder import Recorder
 from farandole.plan.lanes import evaluation_units, units_of
 from farandole.plan.random import evaluation_seed
 from farandole.plan.tree import Node, tree_sum
@@ -179,3 +183,59 @@ def write_rows(evaluation: Evaluation, path: Path) -> None:
     temporary = path.with_name(f".{path.name}.tmp")
     pq.write_table(table, temporary)
     temporary.replace(path)
+
+
+class Evaluations:
+    """Makes a job's evaluations, and writes them into the run directory."""
+
+    def __init__(
+        self, config: JobConfig, comm: Comm, recorder: Recorder, device: torch.device
+    ) -> None:
+        self._config = config
+        self._comm = comm
+        self._recorder = recorder
+        self._device = device
+        self._names: set[str] = set()
+
+    def evaluate(
+        self,
+        function: EvaluationFunction,
+        dataset: Dataset,
+        *,
+        name: str,
+        batch_size: int,
+        step: int,
+        model: torch.nn.Module | None,
+    ) -> Evaluation:
+        """Evaluate the model after a step. Blocks; every rank must call it."""
+        about = f"{name!r} of data {dataset.fingerprint[:12]} by {batch_size} rows"
+        check_same(self._comm, "the data of job.evaluate", about)
+        with evaluating(model):
+            evaluation = evaluate(
+                function,
+                dataset,
+                name=name,
+                unit_rows=batch_size,
+                comm=self._comm,
+                device=self._device,
+                seed=self._config.seed,
+                step=step,
+            )
+        self._names.update(f"{name}/{key}" for key in evaluation.metrics)
+        if self._recorder.active and evaluation.rows:
+            write_rows(evaluation, self._recorder.run.evaluations / f"{name}.parquet")
+        return evaluation
+
+    def check_best(self) -> None:
+        """Warn if no evaluation, of this start or an earlier one, gave `checkpoint.best`."""
+        best = self._config.checkpoint.best
+        if best is None or best in self._names or not self._recorder.active:
+            return
+        names = self._names.union(
+            f"{record['name']}/{key}"
+            for record in self._recorder.run.metrics()
+            if record["kind"] == "evaluation"
+            for key in record["values"]
+        )
+        if best not in names:
+            self._recorder.warn(describe_missing(best, names))

@@ -10,11 +10,13 @@ import numpy as np
 
 from farandole.errors import DataError, UsageError
 from farandole.job.batch import Batch
+from farandole.job.steps import JobSteps, Microstep
 from farandole.plan.steps import TAILS
 from farandole.protocols import Warns
 
 if TYPE_CHECKING:
-    from farandole.job.session import Job
+    import torch
+
     from farandole.plan.steps import Steps, Tail
     from farandole.protocols import Blocks, Dataset
 
@@ -27,9 +29,10 @@ class Loader:
 
     def __init__(
         self,
-        job: Job,
+        steps: JobSteps,
         dataset: Dataset,
         *,
+        device: torch.device,
         batch_size: int,
         shuffle: bool,
         accumulate: int,
@@ -50,7 +53,8 @@ class Loader:
             raise UsageError(
                 problem=f"job.loader(tail={tail!r})", remedy=f"give one of {', '.join(TAILS)}"
             )
-        self._job = job
+        self._steps = steps
+        self._device = device
         self._dataset = dataset
         self._batch_size = batch_size
         self._shuffle = shuffle
@@ -65,10 +69,10 @@ class Loader:
 
     def _plan(self, epoch: int, start_row: int) -> Steps:
         return self._dataset.epoch_plan(
-            seed=self._job.config.seed,
+            seed=self._steps.config.seed,
             epoch=epoch,
             batch_size=self._batch_size,
-            num_slots=self._job.config.slots,
+            num_slots=self._steps.config.slots,
             start_row=start_row,
             shuffle=self._shuffle,
             tail=self._tail,
@@ -82,48 +86,44 @@ class Loader:
 
     def __iter__(self) -> Iterator[Batch]:
         """Hand out the batches; see `Job.loader`."""
-        job = self._job
-        start_row = job._enter_loader(self)
+        steps = self._steps
+        start_row = steps.enter(self)
         if start_row is None:
             return
-        plan = self._plan(job.epoch, start_row)
+        plan = self._plan(steps.position.epoch, start_row)
         num_steps = plan.num_steps
         if self._max_steps is not None:
             num_steps = min(num_steps, self._max_steps - -(-start_row // self._batch_size))
-        blocks = self._dataset.read(plan, job._owned_slots)
+        blocks = self._dataset.read(plan, steps.owned_slots)
         whole = False
         try:
             for step in range(num_steps):
                 yield from self._step(plan, step, blocks)
-                job._end_step(plan.step_rows(step), plan.rows_after(step))
+                steps.end_step(plan.step_rows(step), plan.rows_after(step))
             whole = True
         finally:
             blocks.close()
-            job._leave_loader(whole=whole)
+            steps.leave(whole=whole)
 
     def _step(self, plan: Steps, step: int, blocks: Blocks) -> Iterator[Batch]:
         """Hand out the batches of one step."""
-        job = self._job
+        steps = self._steps
         total = plan.step_rows(step)
-        last_slot = len(job._microslots) - 1
-        for position, slot in enumerate(job._microslots):
+        last_slot = len(steps.microslots) - 1
+        for position, slot in enumerate(steps.microslots):
             batch, real = self._next_batch(plan, step, slot, blocks)
-            job._begin_slot(position)
-            job._seed(slot)
+            steps.begin_slot(position)
             bounds = self._pieces(real, batch.num_rows)
             for piece in range(len(bounds) - 1):
                 start, stop = bounds[piece : piece + 2]
                 last_piece = piece == len(bounds) - 2
                 rows = batch.slice(start, stop) if len(bounds) > 2 else batch
-                job._hand_out(
-                    position=position,
-                    slot=slot,
-                    weight=(bisect_left(real, stop) - bisect_left(real, start)) / total,
-                    slot_weight=len(real) / total if last_piece else None,
-                    last=last_piece and position == last_slot,
-                )
+                weight = (bisect_left(real, stop) - bisect_left(real, start)) / total
+                slot_weight = len(real) / total if last_piece else None
+                last = last_piece and position == last_slot
+                steps.hand_out(Microstep(position, slot, weight, slot_weight, last))
                 yield rows
-                job._take_back()
+                steps.state.take_back()
 
     def _next_batch(
         self, plan: Steps, step: int, slot: int, blocks: Blocks
@@ -132,8 +132,8 @@ class Loader:
 
         Returns them, and the places of those that are no padding.
         """
-        job = self._job
-        slots = [slot] if len(job._microslots) > 1 else job._owned_slots
+        steps = self._steps
+        slots = [slot] if len(steps.microslots) > 1 else steps.owned_slots
         parts: list[Batch] = []
         masks: list[np.ndarray] = []
         for each in slots:
@@ -142,7 +142,7 @@ class Loader:
                 block = block.padded(plan.padded_slot_rows(step, each))
             if block.mask is not None:
                 masks.append(block.mask)
-            parts.append(Batch.from_block(block, job.device))
+            parts.append(Batch.from_block(block, self._device))
         batch = parts[0] if len(parts) == 1 else Batch.concatenate(parts)
         if not masks:
             return batch, range(batch.num_rows)
@@ -175,7 +175,7 @@ class Loader:
     @property
     def rows_per_slot(self) -> int:
         """Rows of a slot in a full step, rounded down."""
-        return self._batch_size // self._job.config.slots
+        return self._batch_size // self._steps.config.slots
 
     def warnings(self) -> Sequence[str]:
         """Return what the data set has to tell."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
 from farandole.job.metrics import MetricsWriter
 from farandole.job.rundir import RunDir
+
+_log = logging.getLogger(__name__)
 
 
 class Recorder:
@@ -28,6 +31,12 @@ class Recorder:
         """Append an event."""
         if self.active:
             self.run.event(kind, **fields)
+
+    def warn(self, message: str) -> None:
+        """Append a warning to the events, and to this worker's log."""
+        if self.active:
+            _log.warning("%s", message)
+            self.run.event("warning", message=message)
 
     def metrics(self, kind: str, step: int, values: Mapping[str, float], **fields: Any) -> None:
         """Queue a line of metrics. Does not block.

@@ -25,7 +25,7 @@ from farandole.checkpoint.tree import empty_tensors, unflatten
 from farandole.comm.rendezvous import Listener
 from farandole.comm.single import SingleComm
 from farandole.config import JobConfig
-from farandole.errors import CheckpointError, JobStoppedError, MembershipError, NumericsError
+from farandole.errors import JobStoppedError, MembershipError, NumericsError
 from farandole.job.ends import Completion, Failure, write_completion, write_failure
 from farandole.job.keeper import StateKeeper
 from farandole.job.recorder import Recorder
@@ -103,7 +103,7 @@ def _run_function(
         if differences and config.require_exact:
             raise NumericsError(differences=differences)
         for difference in differences:
-            _warn(recorder, f"the result's bits may differ: {difference}")
+            recorder.warn(f"the result's bits may differ: {difference}")
     keeper = StateKeeper(
         run.checkpoints,
         checkpointer=checkpointer,
@@ -256,11 +256,6 @@ def _numerics_differences(
     return tuple(f"{name}: {', '.join(found)}" for name, found in differences.items() if found)
 
 
-def _warn(recorder: Recorder, text: str) -> None:
-    _log.warning("%s", text)
-    recorder.event("warning", message=text)
-
-
 # --- checkpoints --------------------------------------------------------------------------
 
 
@@ -284,7 +279,7 @@ def _restore(
     if not config.resume:
         return None, {}
     found = (
-        newest_usable(CheckpointStore(run.checkpoints), _refuse(recorder))
+        newest_usable(CheckpointStore(run.checkpoints), lambda e: recorder.warn(str(e)))
         if (comm.rank == 0)
         else None
     )
@@ -300,10 +295,3 @@ def _restore(
     state = unflatten(tensors, told["skeleton"])
     recorder.event("resume", step=state["step"], position=state["position"])
     return state, told["about"]
-
-
-def _refuse(recorder: Recorder) -> Callable[[CheckpointError], None]:
-    def refuse(error: CheckpointError) -> None:
-        _warn(recorder, str(error))
-
-    return refuse

@@ -3,35 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import logging
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, overload
 
 import torch
 
 from farandole.config import JobConfig
-from farandole.errors import JobStoppedError, UsageError
+from farandole.errors import UsageError
 from farandole.job.batch import Batch
-from farandole.job.evaluation import (
-    Evaluation,
-    EvaluationFunction,
-    evaluate,
-    evaluating,
-    write_rows,
-)
+from farandole.job.evaluation import Evaluation, EvaluationFunction, Evaluations, evaluating
 from farandole.job.gates import gate_optimizer, gate_scheduler
-from farandole.job.keeper import describe_missing
-from farandole.job.likeness import check_alike, check_same
+from farandole.job.likeness import check_alike
 from farandole.job.loader import Loader
-from farandole.job.metrics import StepMetrics, combine
-from farandole.job.position import Position
-from farandole.job.randomness import seed_all
-from farandole.job.stepstate import StepState
-from farandole.plan.random import slot_seed
-from farandole.plan.slots import slots_of
-from farandole.strategies.allreduce import AllReduce
+from farandole.job.steps import JobSteps
 
 if TYPE_CHECKING:
     from farandole.job.keeper import StateKeeper
@@ -41,11 +25,6 @@ if TYPE_CHECKING:
 
 OptimizerFactory = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
 SchedulerFactory = Callable[[torch.optim.Optimizer], Any]
-
-# Below it, more of a step goes into calling operators than into their arithmetic.
-FEW_ROWS_PER_SLOT = 32
-
-_log = logging.getLogger(__name__)
 
 
 class Job:
@@ -67,31 +46,13 @@ class Job:
     ) -> None:
         self.config = config
         self.device = device
-        self.step = keeper.step
-        self.metrics: dict[str, float] = {}
         self._comm = comm
         self._recorder = recorder
-        self._state = StepState()
-        self._owned_slots = slots_of(comm.rank, comm.world_size, config.slots)
-        # What is computed at once and added in the tree. With fast reduction, whose bits are
-        # not promised, all slots of a worker are one.
-        exact = config.reduction == "exact"
-        self._num_leaves = config.slots if exact else comm.world_size
-        self._microslots: Sequence[int] = self._owned_slots if exact else [comm.rank]
-        self._strategy: AllReduce | None = None
         self._keeper = keeper
-        self._position = keeper.position
-        self._loader_index = 0
-        self._in_epochs = False
-        self._step_metrics = StepMetrics()
-        self._pending: tuple[dict[str, Any], dict[str, Any]] | None = None
-        self._evaluated: set[str] = set()
-        self._evaluated_in_step: dict[str, float] = {}
-        self._stop_request: str | None = None
-        self._stop_agreed: str | None = None
-        self._planned = False
-        self._warned: set[str] = set()
-        self._seed_between_steps()
+        self._steps = JobSteps(config, comm, recorder, keeper)
+        self._state = self._steps.state
+        self._records = self._steps.records
+        self._evaluations = Evaluations(config, comm, recorder, device)
 
     # --- who and where ----------------------------------------------------------------------
 
@@ -108,7 +69,17 @@ class Job:
     @property
     def epoch(self) -> int:
         """The current epoch, from 0."""
-        return self._position.epoch
+        return self._steps.position.epoch
+
+    @property
+    def step(self) -> int:
+        """How many steps are committed; the same on every worker."""
+        return self._steps.step
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The last value of everything logged; those of evaluations as ``name/metric``."""
+        return self._records.latest
 
     @property
     def params(self) -> dict[str, Any]:
@@ -127,7 +98,7 @@ class Job:
         Between steps, and within `evaluate`, it is that of a slot after the last one, alike on
         every worker.
         """
-        return self._slot_seed
+        return self._steps.slot_seed
 
     # --- setting up -------------------------------------------------------------------------
 
@@ -198,14 +169,7 @@ class Job:
                 remedy="return a torch.optim.Optimizer",
             )
         check_alike(self._comm, model, made)
-        self._strategy = AllReduce(
-            self._comm,
-            num_slots=self._num_leaves,
-            slots=self._microslots,
-            exact=self.config.reduction == "exact",
-            bucket_bytes=self.config.bucket_bytes,
-        )
-        self._strategy.attach(model, allow_unused=allow_unused)
+        self._steps.attach(model, allow_unused=allow_unused)
         if not self._keeper.resumed:
             tensors = [t.detach() for t in (*model.parameters(), *model.buffers())]
             self._comm.broadcast("initial weights", tensors)
@@ -221,7 +185,7 @@ class Job:
         return model, made, schedule
 
     def _check_arguments(self, model: Any, optimizer: Any) -> None:
-        if self._strategy is not None:
+        if self._steps.prepared:
             raise UsageError(
                 problem="job.prepare was called twice",
                 remedy="put several models into one torch.nn.ModuleDict",
@@ -260,16 +224,7 @@ class Job:
 
     def epochs(self, num_epochs: int) -> Iterator[int]:
         """Yield the epochs that are still to do. Every rank must loop over it."""
-        self._state.check_outside("job.epochs")
-        self._in_epochs = True
-        for epoch in range(self._position.epoch, num_epochs):
-            self._num_epochs = num_epochs
-            self._loader_index = 0
-            self._state.begin_epoch(self._position.num_scheduled)
-            yield epoch
-            self._state.end_epoch()
-            self._position = Position(epoch=epoch + 1)
-        self._in_epochs = False
+        return self._steps.epochs(num_epochs)
 
     def loader(
         self,
@@ -302,8 +257,9 @@ class Job:
             End the epoch after so many steps.
         """
         return Loader(
-            self,
+            self._steps,
             dataset,
+            device=self.device,
             batch_size=batch_size,
             shuffle=shuffle,
             accumulate=accumulate,
@@ -335,137 +291,7 @@ class Job:
         PeerLostError
             Another worker ended.
         """
-        last = self._state.backward()
-        if self._strategy is None:
-            raise UsageError(
-                problem="job.backward(loss) was called before job.prepare",
-                remedy="call job.prepare(model, optimizer) before the loop",
-            )
-        if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.requires_grad:
-            raise UsageError(
-                problem="job.backward got no loss that can be differentiated",
-                remedy="pass a tensor of one element that the model's parameters led to",
-            )
-        self._strategy.backward(
-            loss,
-            weight=self._weight,
-            position=self._slot_position,
-            slot_weight=self._slot_weight,
-        )
-        if last:
-            self._exchange(self._strategy)
-        self._state.after_backward()
-
-    def _exchange(self, strategy: AllReduce) -> None:
-        if self._comm.world_size == 1:
-            strategy.exchange(b"")
-            return
-        summary = self._pending[1] if self._pending else None
-        record = json.dumps({"metrics": summary, "stop": self._stop_request}).encode()
-        records = [json.loads(data) for data in strategy.exchange(record)]
-        stops = [other["stop"] for other in records if other["stop"]]
-        self._stop_agreed = stops[0] if stops else None
-        if self._pending:
-            self._record_step([other["metrics"] for other in records])
-
-    # --- what the loader calls --------------------------------------------------------------
-
-    def _enter_loader(self, loader: Loader) -> int | None:
-        """Return the row to start from, or None if this loader is used up."""
-        self._state.check_outside("job.loader")
-        if not self._in_epochs:
-            raise UsageError(
-                problem="job.loader was read outside of job.epochs",
-                remedy="loop over `for epoch in job.epochs(n)` around it",
-            )
-        if self._strategy is None:
-            raise UsageError(
-                problem="job.loader was read before job.prepare",
-                remedy="call job.prepare(model, optimizer) before the loop",
-            )
-        index = self._loader_index
-        self._loader_index += 1
-        if index < self._position.loader:
-            return None
-        check_same(self._comm, "the loader", repr(loader))
-        loader.check_data(self._position.data)
-        for text in loader.warnings():
-            self._warn_once(text)
-        self._position = replace(self._position, data=loader.fingerprint)
-        if not self._planned:
-            self._announce(loader)
-        return self._position.row
-
-    def _announce(self, loader: Loader) -> None:
-        self._planned = True
-        sizes = loader.describe()
-        self._recorder.event(
-            "plan", total_steps=sizes["steps_per_epoch"] * self._num_epochs, **sizes
-        )
-        few = loader.rows_per_slot < FEW_ROWS_PER_SLOT
-        if few and self.config.slots > 1 and self.config.reduction == "exact":
-            better = max(1, sizes["batch_size"] // FEW_ROWS_PER_SLOT)
-            text = (
-                f"a batch of {sizes['batch_size']} rows makes {loader.rows_per_slot} in each of "
-                f"{self.config.slots} slots; it would train faster with --slots {better} or with "
-                f"batches of {self.config.slots * FEW_ROWS_PER_SLOT} rows"
-            )
-            self._warn(text)
-
-    def _begin_slot(self, position: int) -> None:
-        assert self._strategy is not None
-        self._strategy.begin_slot(position)
-
-    def _hand_out(
-        self, *, position: int, slot: int, weight: float, slot_weight: float | None, last: bool
-    ) -> None:
-        self._slot_position = position
-        self._slot = slot
-        self._weight = weight
-        self._slot_weight = slot_weight
-        self._step_metrics.begin_batch()
-        self._state.hand_out(last=last)
-
-    def _take_back(self) -> None:
-        self._state.take_back()
-
-    def _end_step(self, num_rows: int, rows_after: int) -> None:
-        """Commit a step: count it, record it, write a checkpoint if one is due, stop if asked."""
-        self.step += 1
-        self._position = replace(self._position, row=rows_after)
-        about = {"step": self.step, "epoch": self.epoch, "rows": num_rows}
-        self._pending = about, self._step_metrics.summary()
-        self._step_metrics = StepMetrics()
-        if self._comm.world_size == 1:
-            self._record_step([self._pending[1]])
-            self._stop_agreed = self._stop_request
-        evaluated, self._evaluated_in_step = self._evaluated_in_step, {}
-        if not self._keeper.keep_best(self.step, self._place(), evaluated):
-            self._keeper.save_if_due(self.step, self._place())
-        if self._stop_agreed is not None:
-            self._flush_metrics()
-            self._keeper.save(self.step, self._place(), wait=True)
-            raise JobStoppedError(step=self.step, reason=self._stop_agreed)
-
-    def _place(self) -> Position:
-        return replace(self._position, num_scheduled=self._state.num_scheduled)
-
-    def _leave_loader(self, *, whole: bool) -> None:
-        if not whole:
-            self._state.leave_early()
-            return
-        self._state.leave()
-        self._flush_metrics()
-        self._position = Position(epoch=self.epoch, loader=self._position.loader + 1)
-        self._seed_between_steps()
-
-    def _seed(self, slot: int) -> None:
-        """Seed the global generators for a slot of the step at hand."""
-        self._slot_seed = slot_seed(self.config.seed, self.step, slot)
-        seed_all(self._slot_seed)
-
-    def _seed_between_steps(self) -> None:
-        self._seed(self.config.slots)
+        self._steps.backward(loss)
 
     # --- logging ----------------------------------------------------------------------------
 
@@ -487,7 +313,8 @@ class Job:
                 problem="job.log was called outside of a loader",
                 remedy="log values of the whole job with job.log_step",
             )
-        self._step_metrics.add(self._slot, self._weight, values)
+        at = self._steps.microstep
+        self._records.current.add(at.slot, at.weight, values)
 
     def log_step(self, **values: Any) -> None:
         """Log values that are alike on every worker: a learning rate, a norm, a final score.
@@ -498,28 +325,9 @@ class Job:
         if not self._state.inside:
             self._state.check_whole()
             numbers = {name: float(value) for name, value in values.items()}
-            self.metrics.update(numbers)
-            self._recorder.metrics("summary", self.step, numbers, epoch=self.epoch)
+            self._records.record_alike("summary", self.step, numbers, epoch=self.epoch)
         elif self._state.step_reduced:
-            self._step_metrics.set_alike(values)
-
-    def _flush_metrics(self) -> None:
-        """Exchange the last step's metrics, which no later step carries."""
-        if self._pending is not None:
-            payload = json.dumps(self._pending[1]).encode()
-            self._record_step(
-                [json.loads(data) for data in self._comm.all_gather("metrics", payload)]
-            )
-
-    def _record_step(self, summaries: list[dict[str, Any]]) -> None:
-        assert self._pending is not None
-        about, _ = self._pending
-        self._pending = None
-        values = combine(summaries, self._num_leaves)
-        self.metrics.update(values)
-        self._recorder.metrics(
-            "step", about["step"], values, epoch=about["epoch"], rows=about["rows"]
-        )
+            self._records.current.set_alike(values)
 
     # --- evaluating and saving --------------------------------------------------------------
 
@@ -556,31 +364,19 @@ class Job:
         """
         self._state.check_outside("job.evaluate")
         step = self.step + self._state.inside  # inside, the step at hand is taken already
-        about = f"{name!r} of data {dataset.fingerprint[:12]} by {batch_size} rows"
-        check_same(self._comm, "the data of job.evaluate", about)
-        self._seed_between_steps()  # for `slot_seed`, else of this worker's last slot
-        with evaluating(self._keeper.part("model")):
-            evaluation = evaluate(
-                function,
-                dataset,
-                name=name,
-                unit_rows=batch_size,
-                comm=self._comm,
-                device=self.device,
-                seed=self.config.seed,
-                step=step,
-            )
-        self._seed_between_steps()
-        self._recorder.metrics("evaluation", step, evaluation.metrics, name=name, epoch=self.epoch)
-        metrics = {f"{name}/{key}": value for key, value in evaluation.metrics.items()}
-        self.metrics.update(metrics)
-        self._evaluated.update(metrics)
-        if self._recorder.active and evaluation.rows:
-            write_rows(evaluation, self._recorder.run.evaluations / f"{name}.parquet")
-        if self._state.inside:
-            self._evaluated_in_step.update(metrics)
-        else:
-            self._keeper.keep_best(self.step, self._place(), metrics)
+        self._steps.seed_between_steps()  # for `slot_seed`, else of this worker's last slot
+        evaluation = self._evaluations.evaluate(
+            function,
+            dataset,
+            name=name,
+            batch_size=batch_size,
+            step=step,
+            model=self._keeper.part("model"),
+        )
+        self._steps.seed_between_steps()
+        metrics = evaluation.metrics
+        self._records.record_alike("evaluation", step, metrics, name=name, epoch=self.epoch)
+        self._steps.evaluated({f"{name}/{key}": value for key, value in metrics.items()})
         return evaluation
 
     def save(
@@ -610,49 +406,23 @@ class Job:
             with evaluating(model):
                 save_model(self._recorder.run.model, model, tuple(example), preprocessor)
             self._recorder.event("model", path=str(self._recorder.run.model))
-        self._seed_between_steps()
+        self._steps.seed_between_steps()
 
     # --- the end ----------------------------------------------------------------------------
 
     def request_stop(self, reason: str) -> None:
         """Ask all workers to stop after the same step. Safe in a signal handler."""
-        self._stop_request = reason
+        self._steps.request_stop(reason)
 
     def finish(self) -> None:
         """Check that all loops were read to their end, and write the last checkpoint."""
         self._state.check_outside("the end of the training function")
-        self._check_best()
-        self._keeper.save(self.step, self._place(), wait=True)
-
-    def _check_best(self) -> None:
-        """Warn if no evaluation, of this start or an earlier one, gave `checkpoint.best`."""
-        best = self.config.checkpoint.best
-        if best is None or best in self._evaluated or not self._recorder.active:
-            return
-        names = self._evaluated.union(
-            f"{record['name']}/{key}"
-            for record in self._recorder.run.metrics()
-            if record["kind"] == "evaluation"
-            for key in record["values"]
-        )
-        if best not in names:
-            self._warn(describe_missing(best, names))
-
-    def _warn_once(self, text: str) -> None:
-        if text not in self._warned:
-            self._warned.add(text)
-            self._warn(text)
-
-    def _warn(self, text: str) -> None:
-        self._recorder.event("warning", message=text)
-        if self._recorder.active:
-            _log.warning(text)
+        self._evaluations.check_best()
+        self._keeper.save(self.step, self._steps.place(), wait=True)
 
     def close(self) -> None:
         """Free what the job holds, also after an error. Waits for a checkpoint being written."""
-        if self._strategy is not None:
-            self._strategy.close()
-            self._strategy = None
+        self._steps.close()
         self._keeper.close()
 
 
