@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -180,6 +181,45 @@ def test_state_goes_to_other_workers_too(whole: dict[str, Any], tmp_path: Path) 
     train = Trainer(after_step=lambda job: seen.append((job.rank, job.step)))
     assert resume(tmp_path, train, workers=3)["count"] == whole["count"]
     assert sorted(seen) == [(rank, step) for rank in range(3) for step in range(4, 8)]
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("best", [None, "holdout/loss"])
+def test_a_checkpoint_s_own_step_is_logged_though_the_next_never_comes(
+    best: str | None, workers: int, tmp_path: Path
+) -> None:
+    """Where nothing else is said, a step's metrics travel with the next step's exchange."""
+    checkpoint = tmp_path / "job" / "checkpoints" / "step-0000000002"
+
+    def train(job: fa.Job, end_at: int | None) -> None:
+        model, optimizer = job.prepare(nn.Linear(4, 1), lambda p: torch.optim.SGD(p, lr=0.1))
+        for _ in job.epochs(1):
+            for batch in job.loader(data(), batch_size=BATCH_SIZE):
+                if job.step == end_at:
+                    wait_until(checkpoint.exists)
+                    raise Interruption
+                loss = loss_of(model, batch)
+                job.backward(loss)
+                optimizer.step()
+                job.log(loss=loss)
+                if best and job.at_step_end and job.step == 1:
+                    job.evaluate(lambda b: {"loss": loss_of(model, b)}, data(), name="holdout")
+
+    settings = {"checkpoint.best": best, **NEVER} if best else EVERY_2
+    ends = run_inline(lambda job: train(job, 2), tmp_path, workers=workers, **settings)
+    assert any(isinstance(end, Interruption) for end in ends), ends
+    value_of(run_inline(lambda job: train(job, None), tmp_path, workers=workers, resume=True))
+    run = RunDir(tmp_path / "job")
+    assert [event["step"] for event in events(run, "resume")] == [2]
+    steps = [record["step"] for record in run.metrics() if record["kind"] == "step"]
+    assert steps == list(range(1, STEPS_PER_EPOCH + 1))
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def test_nothing_to_go_on_from_starts_anew(whole: dict[str, Any], tmp_path: Path) -> None:

@@ -100,10 +100,9 @@ class StateKeeper:
         if wait:
             self._checkpointer.wait()
 
-    def save_if_due(self, step: int, position: Position) -> None:
-        """Save if the configuration says so."""
-        if self._checkpointer is not None and self._checkpointer.due(step):
-            self.save(step, position)
+    def due(self, step: int) -> bool:
+        """Return whether the configuration says so after this step; only rank 0 ever does."""
+        return self._checkpointer is not None and self._checkpointer.due(step)
 
     def keep_best(self, step: int, position: Position, metrics: Mapping[str, float]) -> bool:
         """Save if evaluations are the best so far by the metric that the configuration names.

@@ -93,6 +93,7 @@ class JobSteps:
         self._evaluated: dict[str, float] = {}
         self._stop_request: str | None = None
         self._stop_agreed: str | None = None
+        self._save_agreed = False
         self.seed_between_steps()
 
     @property
@@ -235,10 +236,11 @@ class JobSteps:
             strategy.exchange(b"")
             return
         pending = self.records.pending
-        record = json.dumps({"metrics": pending, "stop": self._stop_request}).encode()
-        told = [json.loads(data) for data in strategy.exchange(record)]
-        stops = [other["stop"] for other in told if other["stop"]]
-        self._stop_agreed = stops[0] if stops else None
+        save = self._keeper.due(self.step + 1)
+        record = {"metrics": pending, "stop": self._stop_request, "save": save}
+        told = [json.loads(data) for data in strategy.exchange(json.dumps(record).encode())]
+        self._stop_agreed = next((other["stop"] for other in told if other["stop"]), None)
+        self._save_agreed = any(other["save"] for other in told)
         if pending is not None:
             self.records.record([other["metrics"] for other in told])
 
@@ -250,11 +252,14 @@ class JobSteps:
         if self._comm.world_size == 1:
             self._flush_records()
             self._stop_agreed = self._stop_request
+            self._save_agreed = self._keeper.due(self.step)
         evaluated, self._evaluated = self._evaluated, {}
-        if not self._keeper.keep_best(self.step, self.place(), evaluated):
-            self._keeper.save_if_due(self.step, self.place())
-        if self._stop_agreed is not None:
+        if evaluated or self._save_agreed or self._stop_agreed is not None:
+            # A job that goes on from a checkpoint does not log its steps again.
             self._flush_records()
+        if not self._keeper.keep_best(self.step, self.place(), evaluated) and self._save_agreed:
+            self._keeper.save(self.step, self.place())
+        if self._stop_agreed is not None:
             self._keeper.save(self.step, self.place(), wait=True)
             raise JobStoppedError(step=self.step, reason=self._stop_agreed)
 
