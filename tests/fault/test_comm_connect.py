@@ -2,9 +2,12 @@
 
 import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -12,9 +15,15 @@ from typing import Any
 import pytest
 import torch
 
+from farandole import topology
 from farandole.comm.rendezvous import Listener
 from farandole.comm.shared_memory import SharedMemoryComm
-from farandole.errors import AuthenticationError, PeerLostError, UsageError
+from farandole.config import JobConfig
+from farandole.errors import AuthenticationError, MembershipError, PeerLostError, UsageError
+from farandole.job import runtime
+from farandole.job.rundir import RunDir
+from farandole.job.runtime import Place
+from farandole.membership.coordinator import Coordinator
 from farandole.protocols import Bucket, Comm, Reducer
 from farandole.testing.worlds import (
     Connect,
@@ -130,6 +139,63 @@ def test_connecting_can_be_aborted(listeners: list[Listener]) -> None:
     for waiting in (accepting, calling):
         with pytest.raises(PeerLostError, match="aborted"):
             waiting.result()
+
+
+JOIN_ONLY = """
+import sys, time
+from datetime import timedelta
+from farandole.membership.client import join
+from farandole.plan.quorum import Member
+address, host, endpoint = sys.argv[1:]
+me = Member(worker_id=int(sys.stdin.readline()), host=host, pid=1, endpoint=endpoint)
+membership = join(address, b"the job's", me, timedelta(seconds=60))
+print("joined", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("end", ["a worker", "the coordinator"])
+@pytest.mark.parametrize("victim", range(3))
+def test_whoever_connects_hears_of_an_end(victim: int, end: str, tmp_path: Path) -> None:
+    run = RunDir.create(JobConfig(target="train.py", run_dir=tmp_path / "job"))
+    coordinator = Coordinator(SECRET, expected=3)
+    coordinator.start()
+
+    def connecting(worker_id: int) -> None:
+        with ExitStack() as stack:
+            place = Place(run.path, worker_id, coordinator.address, SECRET)
+            runtime._connect(place, run_config, stack)
+
+    run_config = JobConfig(target="train.py", transport="shared_memory", run_dir=run.path)
+    # A socket at which calls are taken and never answered.
+    silent = SharedMemoryComm.listen(tmp_path)
+    arguments = [coordinator.address, topology.host_id(), silent.address]
+    with subprocess.Popen(
+        [sys.executable, "-c", JOIN_ONLY, *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            process.stdin.write(f"{victim}\n")
+            process.stdin.flush()
+            others = [Background(lambda w=w: connecting(w)) for w in range(3) if w != victim]
+            assert process.stdout.readline() == "joined\n"
+            if end == "a worker":
+                process.kill()
+            else:
+                coordinator.close()
+            for other in others:
+                # One that has given up already may be what the other notices, and one that has
+                # not heard its rank yet may notice the coordinator.
+                with pytest.raises((PeerLostError, MembershipError)):
+                    other.result()
+        finally:
+            process.kill()
+            coordinator.close()
+            silent.close()
 
 
 def test_memory_must_be_the_host_s(listeners: list[Listener]) -> None:

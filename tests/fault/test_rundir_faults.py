@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
+import farandole as fa
 from farandole.config import JobConfig
+from farandole.errors import FarandoleError
 from farandole.job.rundir import RunDir, RunState
 
 HOLDER = """
@@ -139,3 +141,61 @@ def test_a_full_disk_keeps_the_old_file_and_names_the_remedy(run):
     events = list(run.events())
     assert events
     assert {event["kind"] for event in events} == {"filler"}
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """Yield a folder on a disk of 2 MB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "none", str(folder)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("only root can mount a small disk")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+FILLS_THE_DISK = """
+import numpy as np
+import torch
+import farandole as fa
+
+def train(job, disk: str):
+    model, optimizer = job.prepare(torch.nn.Linear(4, 1), lambda p: torch.optim.SGD(p, lr=0.1))
+    features = np.ones((64, 4), np.float32)
+    data = fa.ArrayDataset(features, features[:, 0] > 0)
+    for epoch in job.epochs(10_000):
+        for batch in job.loader(data, batch_size=32):
+            if job.step == 2 and job.rank == 0:
+                with open(f"{disk}/filler", "wb", buffering=0) as file:
+                    try:
+                        while True:
+                            file.write(bytes(4096))
+                    except OSError:
+                        pass
+            job.backward(model(batch.features).mean())
+            optimizer.step()
+            job.log(loss=1.0)
+"""
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_disk_that_fills_up_ends_a_job_in_one_line(
+    workers: int, small_disk: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "train.py"
+    file.write_text(FILLS_THE_DISK)
+    run_dir = small_disk / "job"
+    with pytest.raises(FarandoleError) as raised:
+        fa.run(
+            file,
+            workers=workers,
+            slots=2,
+            run_dir=run_dir,
+            progress=False,
+            params={"disk": str(small_disk)},
+        )
+    told = str(raised.value)
+    assert "Traceback" not in told
+    said = f"run directory {run_dir}: cannot be written (No space left on device); free some space"
+    assert sum(said in line for line in told.splitlines()) == 1

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farandole.errors import UsageError
+from farandole.errors import RunDirectoryError, UsageError
 from farandole.job import metrics as metrics_module
 from farandole.job.metrics import MetricsWriter, StepMetrics, combine
 from farandole.plan.slots import slots_of
@@ -200,12 +200,9 @@ def test_flushed_lines_are_in_the_file(tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_file_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     writer = MetricsWriter(tmp_path / "nowhere" / "metrics.jsonl")
     writer._thread.join()
-    with pytest.raises(FileNotFoundError):
-        writer.flush()
-    with pytest.raises(FileNotFoundError):
-        writer.close()
-    with pytest.raises(FileNotFoundError):
-        writer.write("step", 1, {"loss": 1.0})
+    for call in (writer.flush, writer.close, lambda: writer.write("step", 1, {"loss": 1.0})):
+        with pytest.raises(RunDirectoryError, match=r"nowhere: cannot be written \(No such file"):
+            call()
 
 
 def test_no_thread_is_left(tmp_path: Path) -> None:

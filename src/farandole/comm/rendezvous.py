@@ -41,6 +41,8 @@ class Listener:
     def __init__(self, directory: Path) -> None:
         self._path = directory.resolve() / f"{os.getpid()}-{secrets.token_hex(4)}.sock"
         self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.alarm: int | None = None
+        """A descriptor that makes a connect give up, with `PeerLostError`, once it can be read."""
         try:
             with _short_name(self._path) as name:
                 self._sock.bind(name)
@@ -208,9 +210,14 @@ class _Meeting:
         poller = select.poll()
         poller.register(self._listener.socket, 0)
         poller.register(sock, select.POLLIN)
+        alarm = self._listener.alarm
+        if alarm is not None:
+            poller.register(alarm, select.POLLIN)
         events = dict(poller.poll(max(0.0, deadline - time.monotonic()) * 1e3))
         if events.get(self._listener.socket.fileno(), 0) & select.POLLHUP:
             raise ConnectionAbortedError("connecting was aborted")
+        if alarm in events and sock.fileno() not in events:
+            raise ConnectionAbortedError("another worker has ended, or the coordinator")
         if not events:
             seconds = self._timeout.total_seconds()
             raise TimeoutError(f"it has not connected within {seconds:g} s")

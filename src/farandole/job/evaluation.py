@@ -21,6 +21,7 @@ from farandole.job.keeper import describe_missing
 from farandole.job.likeness import check_same
 from farandole.job.randomness import seed_all
 from farandole.job.recorder import Recorder
+from farandole.job.rundir import write_errors
 from farandole.plan.lanes import evaluation_units, units_of
 from farandole.plan.random import evaluation_seed
 from farandole.plan.tree import Node, tree_sum
@@ -223,7 +224,9 @@ class Evaluations:
             )
         self._names.update(f"{name}/{key}" for key in evaluation.metrics)
         if self._recorder.active and evaluation.rows:
-            write_rows(evaluation, self._recorder.run.evaluations / f"{name}.parquet")
+            run = self._recorder.run
+            with write_errors(run.path):
+                write_rows(evaluation, run.evaluations / f"{name}.parquet")
         return evaluation
 
     def check_best(self) -> None:

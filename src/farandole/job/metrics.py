@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from farandole.errors import UsageError
+from farandole.job.rundir import write_errors
 from farandole.plan.tree import Node, tree_sum
 
 FLUSH_S = 0.5
@@ -131,9 +132,14 @@ class MetricsWriter:
         self._thread.start()
 
     def write(self, kind: str, step: int, values: Mapping[str, float], **fields: Any) -> None:
-        """Queue one line. Does not block. Raises OSError if an earlier line was not written."""
-        if self._error is not None:
-            raise self._error
+        """Queue one line. Does not block.
+
+        Raises
+        ------
+        RunDirectoryError
+            An earlier line was not written.
+        """
+        self._raise_error()
         key = (kind, fields.get("name"), step)
         if key in self._known:
             return
@@ -145,7 +151,7 @@ class MetricsWriter:
     def flush(self) -> None:
         """Block until all that is queued so far is on the disk. Any thread may call it.
 
-        Raises OSError if something could not be written.
+        Raises `RunDirectoryError` if something could not be written.
         """
         with self._wake:
             target = self._num_queued
@@ -153,17 +159,20 @@ class MetricsWriter:
                 self._syncing = True
                 self._wake.notify_all()
             self._wake.wait_for(lambda: self._num_synced >= target or self._error is not None)
-        if self._error is not None:
-            raise self._error
+        self._raise_error()
 
     def close(self) -> None:
-        """Write what is left. Blocks. Raises OSError if something could not be written."""
+        """Write what is left. Blocks. Raises `RunDirectoryError` if it could not be written."""
         with self._wake:
             self._closing = True
             self._wake.notify_all()
         self._thread.join()
+        self._raise_error()
+
+    def _raise_error(self) -> None:
         if self._error is not None:
-            raise self._error
+            with write_errors(self._path.parent):
+                raise self._error
 
     def _run(self) -> None:
         try:

@@ -105,7 +105,7 @@ class RunDir:
         if config.resume and not held:
             problem, remedy = "holds no job to resume", "leave out --resume to start a new one"
             raise RunDirectoryError(path=str(run.path), problem=problem, remedy=remedy)
-        with _write_errors(run.path):
+        with write_errors(run.path):
             run.path.mkdir(parents=True, exist_ok=True)
             _lay_out(run.path)
         return run
@@ -198,7 +198,7 @@ class RunDir:
         RunDirectoryError
             Another process holds it; names its pid.
         """
-        with _write_errors(self.path):
+        with write_errors(self.path):
             descriptor = os.open(self.lock_file, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             if not _flock(descriptor):
@@ -304,12 +304,12 @@ class RunDir:
 
     def write_json(self, name: str, data: Any) -> None:
         """Write one JSON file of the folder as a whole. Raises `RunDirectoryError`."""
-        with _write_errors(self.path):
+        with write_errors(self.path):
             write_atomic(self.path / name, (json.dumps(data, indent=2) + "\n").encode())
 
     def event(self, kind: str, **fields: Any) -> None:
         """Append one line to the event log. Safe from many processes at once."""
-        with _write_errors(self.path):
+        with write_errors(self.path):
             append_line(self.events_file, {"time": time.time(), "kind": kind, **fields})
 
     def events(self) -> Iterator[dict[str, Any]]:
@@ -333,7 +333,7 @@ class RunDir:
         if file.is_file():
             content = file.read_bytes()
             code["sha256"] = hashlib.sha256(content).hexdigest()
-            with _write_errors(self.path):
+            with write_errors(self.path):
                 write_atomic(self.code / file.name, content)
         self.write_json("code.json", code)
 
@@ -417,7 +417,7 @@ def _new_folder(config: JobConfig) -> Path:
     stem = Path(config.target.split(":")[0]).stem or "job"
     name = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{stem}"
     runs = config.runs.absolute()
-    with _write_errors(runs):
+    with write_errors(runs):
         runs.mkdir(parents=True, exist_ok=True)
         number = 1
         while True:
@@ -439,7 +439,8 @@ def _lay_out(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def _write_errors(path: Path) -> Iterator[None]:
+def write_errors(path: Path) -> Iterator[None]:
+    """Turn an OSError into a `RunDirectoryError` that names the folder and the remedy."""
     try:
         yield
     except OSError as error:

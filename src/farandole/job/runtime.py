@@ -75,7 +75,10 @@ def run_worker(place: Place) -> int:
     except BaseException as error:
         failure = failure or Failure.of(error, worker_id=place.worker_id, rank=rank)
         _log.error("failed: %s", failure.traceback or failure.reason)
-        write_failure(run, failure)
+        try:
+            write_failure(run, failure)
+        except OSError as unwritable:
+            _log.error("cannot leave word of it: %s", unwritable)
         return 1
     write_completion(run, place.worker_id, completion)
     return 0
@@ -161,6 +164,7 @@ def _connect(place: Place, config: JobConfig, stack: ExitStack) -> tuple[Comm, t
     membership = join(place.coordinator, place.secret, me, start_timeout)
     stack.callback(membership.close)
     timeout = timedelta(seconds=config.collective_timeout_s)
+    listener.alarm = membership.alarm
     if _shares_memory(config, membership):
         comm: Comm = SharedMemoryComm.connect(
             listener,

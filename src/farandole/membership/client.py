@@ -33,6 +33,11 @@ class Membership:
         """How many workers there are."""
         return len(self.members)
 
+    @property
+    def alarm(self) -> int:
+        """A descriptor that can be read once another member, or the coordinator, has ended."""
+        return self._connection.fileno()
+
     def close(self) -> None:
         """Leave."""
         self._connection.close()

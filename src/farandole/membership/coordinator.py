@@ -52,6 +52,9 @@ class Coordinator:
         self._started: concurrent.futures.Future[str] = concurrent.futures.Future()
         self._thread: threading.Thread | None = None
         self._members: dict[int, Member] = {}
+        self._told: set[asyncio.StreamWriter] = set()
+        """Members that know the generation, and are told who leaves it."""
+        self._left: list[wire.Message] = []
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
@@ -155,11 +158,23 @@ class Coordinator:
             if answer is not None:
                 await wire.send(writer, answer)
             if self._formed.done():
+                self._tell(writer, *self._left)
+                self._told.add(writer)
                 await gone
             logger.info("worker %d has left", member.worker_id)
         finally:
+            self._told.discard(writer)
+            if self._formed.done():
+                self._left.append({"op": "left", "worker_id": member.worker_id})
+                for other in self._told:
+                    self._tell(other, self._left[-1])
             gone.cancel()
             await asyncio.gather(gone, return_exceptions=True)
+
+    @staticmethod
+    def _tell(writer: asyncio.StreamWriter, *messages: wire.Message) -> None:
+        # Not waited for: a few bytes each, and whoever does not read them must hold up no other.
+        writer.write(b"".join(map(wire.encode, messages)))
 
     async def _wait_for_generation(
         self, gone: asyncio.Future[Any], timeout_s: float

@@ -226,6 +226,10 @@ class Connection:
                 remedy="the launcher has ended; see its output for why",
             ) from error
 
+    def fileno(self) -> int:
+        """Return the descriptor, to wait on."""
+        return self._socket.fileno()
+
     def close(self) -> None:
         """Close it; a thread that waits for an answer gets `MembershipError`."""
         with contextlib.suppress(OSError):
