@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -22,7 +23,7 @@ from torch import nn
 import farandole as fa
 from farandole.checkpoint.store import CheckpointStore
 from farandole.config import NUMERICS
-from farandole.errors import CheckpointError, ConfigError, DataError
+from farandole.errors import CheckpointError, ConfigError, DataError, PeerLostError
 from farandole.job.rundir import RunDir
 from farandole.job.settings import resolve_config
 
@@ -226,6 +227,32 @@ def test_nothing_to_go_on_from_starts_anew(whole: dict[str, Any], tmp_path: Path
     run = run_until(1, tmp_path, **NEVER)
     assert_same(resume(tmp_path), whole)
     assert events(run, "resume") == []
+    (warning,) = [e["message"] for e in events(run, "warning") if "checkpoint" in e["message"]]
+    assert warning == "there is no checkpoint yet, so the job goes on from its beginning"
+
+
+@pytest.mark.parametrize(
+    ("epochs", "stop_at", "said"),
+    [
+        (2, None, "2 epochs were done at the checkpoint of step 8, and .* asks for no more"),
+        (1, None, r"2 epochs were done at the checkpoint of step 8, .* fewer \(job.epochs\(1\)\)"),
+        (1, 7, "1 epochs and a part of another were done at the checkpoint of step 6, .* fewer"),
+        (3, None, None),
+        (2, 7, None),
+    ],
+)
+def test_a_resume_that_has_nothing_to_do_says_so(
+    epochs: int, stop_at: int | None, said: str | None, tmp_path: Path
+) -> None:
+    if stop_at is None:
+        value_of(run_inline(Trainer(2), tmp_path, **EVERY_2))
+    else:
+        run_until(stop_at, tmp_path, **EVERY_2)
+    resume(tmp_path, Trainer(epochs), **EVERY_2)
+    told = [e["message"] for e in events(RunDir(tmp_path / "job"), "warning")]
+    nothing = [message for message in told if message.startswith("nothing was trained")]
+    assert len(nothing) == (said is not None)
+    assert said is None or re.search(said, nothing[0])
 
 
 @pytest.mark.parametrize("key", NUMERICS)
@@ -343,15 +370,23 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_used(
     assert said[0].endswith("it is left as refused-step-0000000004; the one before it is used")
 
 
-def test_no_whole_checkpoint_at_all_starts_anew_with_warnings(
-    whole: dict[str, Any], tmp_path: Path
+@pytest.mark.parametrize("workers", [1, 2])
+def test_no_whole_checkpoint_at_all_is_an_error_until_they_are_removed(
+    workers: int, whole: dict[str, Any], tmp_path: Path
 ) -> None:
     run = run_until(5, tmp_path, **EVERY_2)
     for step in (2, 4):
         tear(run.checkpoints / f"step-{step:010d}")
+    for _ in range(2):  # to try again does not start anew either
+        first, *others = run_inline(Trainer(), tmp_path, resume=True, workers=workers)
+        with pytest.raises(CheckpointError, match=r"none can be used .*remove them to go on from"):
+            raise first
+        assert all(isinstance(other, PeerLostError) for other in others)
+    assert sum("is torn" in event["message"] for event in events(run, "warning")) == 2
+    for refused in run.checkpoints.glob("refused-*"):
+        shutil.rmtree(refused)
     assert_same(resume(tmp_path), whole)
     assert events(run, "resume") == []
-    assert sum("is torn" in event["message"] for event in events(run, "warning")) == 2
 
 
 # --- writing --------------------------------------------------------------------------------

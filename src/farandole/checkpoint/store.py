@@ -144,6 +144,10 @@ class CheckpointStore:
         except OSError:
             return path
 
+    def refused(self) -> list[str]:
+        """Return the names of those that were set aside."""
+        return sorted(entry.name for entry in self.folder.glob("refused-*"))
+
     def sweep(self) -> None:
         """Remove what interrupted writes have left. Nobody else may be writing."""
         if not self.folder.is_dir():

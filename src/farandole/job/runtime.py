@@ -25,7 +25,7 @@ from farandole.checkpoint.tree import empty_tensors, unflatten
 from farandole.comm.rendezvous import Listener
 from farandole.comm.single import SingleComm
 from farandole.config import JobConfig
-from farandole.errors import JobStoppedError, MembershipError, NumericsError
+from farandole.errors import CheckpointError, JobStoppedError, MembershipError, NumericsError
 from farandole.job.ends import Completion, Failure, write_completion, write_failure
 from farandole.job.keeper import StateKeeper
 from farandole.job.recorder import Recorder
@@ -282,11 +282,7 @@ def _restore(
     """
     if not config.resume:
         return None, {}
-    found = (
-        newest_usable(CheckpointStore(run.checkpoints), lambda e: recorder.warn(str(e)))
-        if (comm.rank == 0)
-        else None
-    )
+    found = _newest(run, recorder) if comm.rank == 0 else None
     message = (
         b"" if found is None else json.dumps({"skeleton": found[2], "about": found[3]}).encode()
     )
@@ -299,3 +295,28 @@ def _restore(
     state = unflatten(tensors, told["skeleton"])
     recorder.event("resume", step=state["step"], position=state["position"])
     return state, told["about"]
+
+
+def _newest(
+    run: RunDir, recorder: Recorder
+) -> tuple[int, dict[str, torch.Tensor], Any, dict[str, Any]] | None:
+    """Read the newest checkpoint; None if the job never came to its first one.
+
+    Raises
+    ------
+    CheckpointError
+        There were some, and none can be used: starting anew must be somebody's decision.
+    """
+    store = CheckpointStore(run.checkpoints)
+    found = newest_usable(store, lambda error: recorder.warn(str(error)))
+    refused = store.refused()
+    if found is None and refused:
+        raise CheckpointError(
+            path=str(run.checkpoints),
+            problem=f"none can be used ({', '.join(refused)})",
+            remedy="restore one under its name, or remove them to go on from the beginning with "
+            "--resume, or start a new job with another --run-dir",
+        )
+    if found is None:
+        recorder.warn("there is no checkpoint yet, so the job goes on from its beginning")
+    return found

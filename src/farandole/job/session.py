@@ -417,6 +417,7 @@ class Job:
     def finish(self) -> None:
         """Check that all loops were read to their end, and write the last checkpoint."""
         self._state.check_outside("the end of the training function")
+        self._steps.check_epochs()
         self._evaluations.check_best()
         self._keeper.save(self.step, self._steps.place(), wait=True)
 

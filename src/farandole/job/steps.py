@@ -88,6 +88,7 @@ class JobSteps:
         self._strategy: AllReduce | None = None
         self._loader_index = 0
         self._in_epochs = False
+        self._num_asked = 0
         self._planned = False
         self._warned: set[str] = set()
         self._evaluated: dict[str, float] = {}
@@ -122,6 +123,7 @@ class JobSteps:
         """Yield the epochs that are still to do."""
         self.state.check_outside("job.epochs")
         self._in_epochs = True
+        self._num_asked = max(self._num_asked, num_epochs)
         for epoch in range(self.position.epoch, num_epochs):
             self._num_epochs = num_epochs
             self._loader_index = 0
@@ -130,6 +132,19 @@ class JobSteps:
             self.state.end_epoch()
             self.position = Position(epoch=epoch + 1)
         self._in_epochs = False
+
+    def check_epochs(self) -> None:
+        """Warn if a resumed job has found nothing left to do, and say why."""
+        done = self.position.epoch
+        if not self._keeper.resumed or self.step > self._keeper.step or self._num_asked > done:
+            return
+        part = " and a part of another" if self.position.row or self.position.loader else ""
+        than = "no more" if self._num_asked == done and not part else "fewer"
+        self._recorder.warn(
+            f"nothing was trained: {done} epochs{part} were done at the checkpoint of step "
+            f"{self.step}, and the training function asks for {than} (job.epochs"
+            f"({self._num_asked}))"
+        )
 
     # --- a loader ---------------------------------------------------------------------------
 
