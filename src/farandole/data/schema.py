@@ -195,11 +195,9 @@ def partition_type(values: Sequence[str | None]) -> pa.DataType:
 
 
 def common_type(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
-    """Return the type that holds both, or None."""
+    """Return the type that holds both of two plain ones, or None."""
     if one == other:
         return one
-    if pt.is_timestamp(one) and pt.is_timestamp(other) and one.tz and other.tz:
-        one, other = pa.timestamp(one.unit, "UTC"), pa.timestamp(other.unit, "UTC")
     schemas = [pa.schema([("x", kind)]) for kind in (one, other)]
     try:
         return pa.unify_schemas(schemas, promote_options="permissive").field(0).type
