@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     )
     from farandole.data.mixing import mix
     from farandole.data.sources import dataset, from_delta, from_iceberg
+    from farandole.data.splits import balance
     from farandole.job.batch import Batch
     from farandole.job.launch import Result, run
     from farandole.job.model import load_model
@@ -50,6 +51,7 @@ __all__ = [
     "Result",
     "__version__",
     "arrow",
+    "balance",
     "coded",
     "dataset",
     "decode",
@@ -79,6 +81,7 @@ _HOMES = {
     "Ragged": "farandole.data",
     "Result": "farandole.job.launch",
     "arrow": "farandole.data",
+    "balance": "farandole.data.splits",
     "coded": "farandole.data",
     "dataset": "farandole.data.sources",
     "decode": "farandole.data",

@@ -66,6 +66,7 @@ def test_public_names():
         "Result",
         "__version__",
         "arrow",
+        "balance",
         "coded",
         "dataset",
         "decode",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections.abc import Generator, Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, Unpack
 
@@ -14,6 +16,8 @@ from numpy.typing import ArrayLike
 from farandole.data.block import RowBlock, Transform, transformed
 from farandole.data.loader import Loadable
 from farandole.data.plans import make_epoch_plan
+from farandole.data.sampling import Samplable
+from farandole.data.splits import Part, Splittable
 from farandole.errors import ColumnError, DataError
 from farandole.plan.lanes import EpochPlan
 from farandole.plan.steps import EpochSettings
@@ -21,7 +25,7 @@ from farandole.plan.steps import EpochSettings
 _NAME = "in-memory data"
 
 
-class ArrayDataset(Loadable):
+class ArrayDataset(Loadable, Samplable, Splittable):
     """Rows held in numpy arrays, given in the same order as a Parquet data set would.
 
     Parameters
@@ -84,8 +88,8 @@ class ArrayDataset(Loadable):
             label=arrays.get("label"),
             columns={name: arrays[name] for name in columns},
         )
-        full, rest = divmod(num_rows, rows_per_shard)
-        self._shard_rows = (rows_per_shard,) * full + ((rest,) if rest else ())
+        self._rows_per_shard = rows_per_shard
+        self._part: str | None = None
         self._transform = transform
 
     @property
@@ -100,7 +104,7 @@ class ArrayDataset(Loadable):
 
     @cached_property
     def _digest(self) -> str:
-        digest = hashlib.sha256(str(self._shard_rows).encode())
+        digest = hashlib.sha256(f"{self._shard_rows}{self._part or ''}".encode())
         for array in self._rows.arrays():
             digest.update(f"{array.dtype} {array.shape}".encode())
             if array.dtype.hasobject:
@@ -108,6 +112,25 @@ class ArrayDataset(Loadable):
             else:
                 digest.update(np.ascontiguousarray(array).view(np.uint8).data)
         return digest.hexdigest()
+
+    @property
+    def label_name(self) -> str | None:
+        """The name of the label in `scan`, if there is one."""
+        return None if self._rows.label is None else "label"
+
+    @property
+    def _shard_rows(self) -> tuple[int, ...]:
+        full, rest = divmod(self.num_rows, self._rows_per_shard)
+        return (self._rows_per_shard,) * full + ((rest,) if rest else ())
+
+    def select_part(self, part: Part) -> ArrayDataset:
+        """Return the rows of a part, as a data set; see `split`."""
+        chosen = copy.copy(self)
+        chosen.__dict__.pop("_digest", None)
+        rows = self._rows.take(np.flatnonzero(part.kept()))
+        chosen._rows = replace(rows, row_ids=np.arange(rows.num_rows))
+        chosen._part = f"{self._part or ''}{part.says}"
+        return chosen
 
     def validate(self) -> None:
         """Do nothing: the constructor has checked it all."""
@@ -130,7 +153,9 @@ class ArrayDataset(Loadable):
 
     def scan(self, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Yield columns by name as Arrow batches, one per shard, in order."""
-        known = self._rows.columns
+        known = dict(self._rows.columns)
+        if self._rows.label is not None:
+            known.setdefault("label", self._rows.label)
         for name in names:
             if name not in known:
                 raise ColumnError(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import logging
 import posixpath
 import threading
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Unpack
@@ -29,9 +30,11 @@ from farandole.data.plans import make_epoch_plan
 from farandole.data.prefetch import Prefetch
 from farandole.data.preprocess import Preprocessor
 from farandole.data.reader import LaneReader, read_ranges, shards_of
+from farandole.data.sampling import Samplable
 from farandole.data.schema import SchemaReport
 from farandole.data.selection import Shard, as_expression, select_shards
 from farandole.data.shards import ShardSource
+from farandole.data.splits import Part, Splittable, narrowed
 from farandole.data.streams import Rows, ShardCache, Streams
 from farandole.data.verify import Damage, VerifyReport, damage_error, find_damage, known_damage
 from farandole.errors import DamagedFileError, DataError, UsageError
@@ -77,6 +80,18 @@ class _Index:
         number = self.reader.group_number
         return np.array([number(shard.file, shard.group) for shard in self.shards], np.int64)
 
+    def of_part(self, part: Part, cache_bytes: int) -> _Index:
+        """Return the index of a part of the rows. Blocks at the first one of a partition."""
+        shards = narrowed(self.shards, part.kept())
+        source = ShardSource(self.reader, shards, self.layout)
+        return replace(
+            self,
+            shards=shards,
+            source=source,
+            cache=ShardCache(source, cache_bytes),
+            filters=f"{self.filters} {part.says}",
+        )
+
     @cached_property
     def fingerprint(self) -> str:
         """Hex digest of all that decides which rows there are."""
@@ -95,7 +110,7 @@ class _Index:
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
-class ParquetDataset(Loadable):
+class ParquetDataset(Loadable, Samplable, Splittable):
     """Rows of Parquet files, read in an order that does not depend on who reads them.
 
     The constructor does no I/O: footers are read at first use, or by `validate`.
@@ -191,6 +206,7 @@ class ParquetDataset(Loadable):
         self._index_cache = index_cache
         self._damage: list[Damage] = []
         self._num_threads = num_threads
+        self._part: tuple[ParquetDataset, Part] | None = None
         self._made: _Index | None = None
         self._lock = threading.Lock()
 
@@ -260,6 +276,17 @@ class ParquetDataset(Loadable):
         """Return the schema that files are cast to, and which files differ from it, and how."""
         return self._index().reader.schema_report()
 
+    @property
+    def label_name(self) -> str | None:
+        """The column of the label, if there is one."""
+        return self._label
+
+    def select_part(self, part: Part) -> ParquetDataset:
+        """Return the rows of a part, as a data set; see `split`. Does no I/O."""
+        chosen = copy.copy(self)
+        chosen._part = (self, part)
+        return chosen
+
     def verify(self, *, threads: int = 4) -> VerifyReport:
         """Decode all pages of the columns that are used, of all files. Blocks.
 
@@ -315,6 +342,9 @@ class ParquetDataset(Loadable):
         return list(dict.fromkeys([*(reader.all_columns() if asked is None else asked), *filtered]))
 
     def _make_index(self) -> _Index:
+        if self._part is not None:
+            whole, part = self._part
+            return whole._index().of_part(part, self._buffer_bytes // 2)
         filters = as_expression(self._filters)
         reader = self._open(self._on_bad)
         if self._label is not None:

@@ -72,6 +72,12 @@ def row_uniforms(seed: int, epoch: int, row_ids: np.ndarray, num_values: int) ->
     return (bits >> np.uint64(11)) * 2.0**-53
 
 
+def scrambled(bits: np.ndarray, seed: int) -> np.ndarray:
+    """Return uint64 numbers that hang on other ones and a seed, evenly spread."""
+    key = np.uint64((seed * 0x9E3779B97F4A7C15 + 0xD1342543DE82EF95) % 2**64)
+    return _mixed(_mixed(bits + key))
+
+
 def _mixed(bits: np.ndarray) -> np.ndarray:
     """Return the finalizer of SplitMix64 (Steele, Lea and Flood 2014) of each number."""
     bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
