@@ -9,6 +9,7 @@ import torch
 
 from farandole.data import Masked, Ragged, RowBlock
 from farandole.data.block import concatenate
+from farandole.data.columns import Chunks
 from farandole.job.batch import Batch
 
 CPU = torch.device("cpu")
@@ -90,3 +91,18 @@ def test_blocks_are_taken_cut_and_joined_alike(cut: int) -> None:
     assert turned.columns["ragged"].values.values.tolist() == [4, 5, 1, 2, 1, 2]
     assert turned.columns["words"].to_pylist() == ["5", "2", "2"]
     assert turned.columns["decoded"] == ["row 5", "row 2", "row 2"]
+
+
+def test_chunks_replace_what_they_overlap() -> None:
+    column = Chunks(pa.int64(), 10)
+    column.put(0, pa.array(range(6)))
+    column.put(6, pa.chunked_array([[6, 7], [], [8, 9]]))
+    column.put(3, pa.array([], pa.int64()))
+    assert column[:].to_pylist() == list(range(10))
+    assert column[5:8].to_pylist() == [5, 6, 7]
+    starts, sizes = np.array([9, 2, 4, 0]), np.array([1, 0, 4, 2])
+    assert column.gather(starts, sizes).to_pylist() == [9, 4, 5, 6, 7, 0, 1]
+    column.put(0, pa.array([-1, -2]))
+    column.put(2, pa.array([-3, -4, -5, -6]))
+    assert column[:].to_pylist() == [-1, -2, -3, -4, -5, -6, 6, 7, 8, 9]
+    assert column[4:4].to_pylist() == []

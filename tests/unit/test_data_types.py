@@ -634,6 +634,8 @@ REFUSED: list[tuple[pa.Array, Any, str]] = [
     (TAGS, fa.padded(2), ".*cannot be padded: say what elements become"),
     (TAGS, fa.padded(2, 2), ".* has 2 length"),
     (pa.array([[1]]), fa.padded(2, fill=0.5), ".*cannot hold fill=0.5"),
+    (pa.array([[1]]), fa.padded(2, fill=np.nan), ".*cannot hold fill=nan"),
+    (pa.array([[1]], pa.list_(pa.uint8())), fa.padded(2, fill=-1), ".*cannot hold fill=-1"),
     (pa.array([1]), fa.filled("x"), "is int64, and filled"),
     (pa.array([1], pa.int8()), fa.filled(300), "is int8, and filled"),
     (pa.array([1]), fa.decode(len), "is int64, and only binaries"),
@@ -667,8 +669,9 @@ def test_choices_are_checked_when_made(make: Any) -> None:
 
 def test_a_scaled_integer_that_does_not_fit_is_an_error(tmp_path: Path) -> None:
     huge = pa.array([Decimal(10) ** 20], pa.decimal128(30, 0))
-    with pytest.raises(DataError, match=r"1\.parquet"):
-        read(tmp_path, huge, fa.scaled_int())
+    for array in (huge, pa.array([huge.to_pylist()], pa.list_(huge.type))):
+        with pytest.raises(ColumnError, match="'c' holds a decimal of more than 18 digits"):
+            read(tmp_path, array, fa.scaled_int())
 
 
 # --- order ------------------------------------------------------------------------------------

@@ -146,6 +146,8 @@ class Chunks:
 
     def put(self, at: int, values: pa.Array | pa.ChunkedArray) -> None:
         """Write values into rows `at` and following."""
+        if not len(values):
+            return
         chunks = values.chunks if isinstance(values, pa.ChunkedArray) else [values]
         stop = at + len(values)
         with self._lock:

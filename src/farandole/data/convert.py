@@ -115,8 +115,11 @@ def scaled_numbers(kind: pa.DataType) -> Numbers:
     exact = pa.decimal128(MAX_DIGITS, kind.scale)
 
     def scaled(array: pa.Array) -> Array:
-        # Raises where a value has more digits. The low half of 128 bits is an int64.
-        array = array.cast(exact)
+        try:
+            array = array.cast(exact)
+        except pa.ArrowInvalid as error:
+            raise OverflowError(f"holds a decimal of more than {MAX_DIGITS} digits") from error
+        # The low half of 128 bits is an int64.
         values = np.frombuffer(array.buffers()[1], "<i8")[::2]
         return _missing_as(values[array.offset : array.offset + len(array)], array, 0)
 

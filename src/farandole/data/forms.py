@@ -435,9 +435,17 @@ def _padded(kind: pa.DataType, choice: Padded) -> PaddedLists:
     numbers = _numbers(element, choice.of)
     if numbers is None:
         raise ValueError(f"is {kind}, which cannot be padded: say what elements become with of=")
-    if not np.isnan(choice.fill) and np.asarray(choice.fill).astype(numbers.dtype) != choice.fill:
+    if not _fits(choice.fill, numbers.dtype):
         raise ValueError(f"becomes {numbers.dtype}, which cannot hold fill={choice.fill!r}")
     return PaddedLists(numbers, choice.lengths, choice.fill)
+
+
+def _fits(fill: float, dtype: np.dtype[Any]) -> bool:
+    """Return whether a type can hold a number, for floating types perhaps rounded."""
+    if dtype.kind in "fb":
+        return dtype.kind == "f" or fill in (0, 1)
+    bounds = np.iinfo(dtype)
+    return float(fill).is_integer() and bounds.min <= fill <= bounds.max
 
 
 def _fill_scalar(kind: pa.DataType, value: Any) -> pa.Scalar:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,6 +13,7 @@ import pyarrow.types as pt
 
 from farandole.data.block import RowBlock
 from farandole.data.choices import Arrow, Choice
+from farandole.data.columns import Column
 from farandole.data.convert import is_numeric, to_float
 from farandole.data.forms import Form, make_form
 from farandole.data.groups import GroupReader
@@ -87,15 +89,28 @@ class Layout:
         if out.label is not None and self.label is not None:
             out.label[rows] = to_float(batch.column(self.label))
         for name, form in self.columns.items():
-            form.write(batch.column(name), out.columns[name], at)
+            with _naming(name):
+                form.write(batch.column(name), out.columns[name], at)
 
     def finish(self, block: RowBlock) -> RowBlock:
         """Return a block of rows that were gathered from buffers, its columns in their forms.
 
         Calls the functions given to `decode`. Does no I/O; may be called in any thread.
         """
-        columns = {name: form.finish(block.columns[name]) for name, form in self.columns.items()}
+        columns: dict[str, Column] = {}
+        for name, form in self.columns.items():
+            with _naming(name):
+                columns[name] = form.finish(block.columns[name])
         return replace(block, columns=columns)
+
+
+@contextmanager
+def _naming(name: str) -> Iterator[None]:
+    """Tell of which column a value does not fit."""
+    try:
+        yield
+    except OverflowError as error:
+        raise ColumnError(path="data", column=name, problem=str(error)) from error
 
 
 def make_layout(
