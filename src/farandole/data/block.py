@@ -160,6 +160,25 @@ def copy_runs(
     rows, places = runs(starts, sizes), runs(targets, sizes)
     for array, target in zip(source.arrays(), out.arrays(), strict=True):
         target[places] = array.take(rows, axis=0)
+    put_chunks(source, starts, sizes, out, targets)
+
+
+def take_rows(source: RowBlock, rows: NDArray[np.int64], out: RowBlock) -> None:
+    """Copy rows of one buffer's arrays into another's; places beyond the end give the last row."""
+    for array, target in zip(source.arrays(), out.arrays(), strict=True):
+        # Without a mode, take would go through a buffer of its own.
+        array.take(rows, axis=0, out=target, mode="clip")
+
+
+def put_chunks(
+    source: RowBlock,
+    starts: NDArray[np.int64],
+    sizes: NDArray[np.int64],
+    out: RowBlock,
+    targets: NDArray[np.int64],
+) -> None:
+    """Copy runs of rows of one buffer's chunks into another's, as `copy_runs` does."""
+    starts, sizes, targets = starts.ravel(), sizes.ravel(), targets.ravel()
     for chunks, target in zip(source.chunks(), out.chunks(), strict=True):
         for start, size, at in zip(starts.tolist(), sizes.tolist(), targets.tolist(), strict=True):
             target.put(at, chunks[start : start + size])

@@ -7,13 +7,17 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from farandole.data.block import RowBlock, copy_runs
+from farandole.data.block import RowBlock, copy_runs, put_chunks, take_rows
+from farandole.data.columns import runs
 from farandole.data.layout import Layout
 from farandole.data.shards import ShardSource
 from farandole.data.streams import Rows
 from farandole.plan.lanes import EpochPlan, Piece
 
 Ints = NDArray[np.int64]
+
+_GATHERED_BYTES = 5 << 20
+"""Of steps gathered at once: numpy asks for huge pages from 4 MiB on."""
 
 
 class LaneReader:
@@ -53,37 +57,56 @@ class LaneReader:
 
     def steps(self, start_step: int) -> Iterator[list[RowBlock]]:
         """Yield each step's blocks, one for each slot."""
-        for step in range(start_step, self._plan.num_steps):
-            gathered = self._gather(step)
-            sizes = [self._plan.slot_rows(step, slot) for slot in self._slots]
-            ends = np.cumsum(sizes).tolist()
-            yield [
-                self._layout.finish(gathered.slice(end - size, end))
-                for size, end in zip(sizes, ends, strict=True)
-            ]
+        rows = self._plan.batch_size * len(self._slots) / self._plan.num_slots
+        most = max(1, int(_GATHERED_BYTES / (rows * self._layout.row_bytes)))
+        step, num_steps = start_step, 1
+        while step < self._plan.num_steps:
+            steps = range(step, min(step + num_steps, self._plan.num_steps))
+            yield from self._cut(steps, self._gather(steps))
+            step, num_steps = steps.stop, min(2 * num_steps, most)
 
-    def _gather(self, step: int) -> RowBlock:
-        """Return a step's rows of all lanes, in the order of lanes."""
-        at, stop = self._plan.lane_spans(step, self._lanes)
+    def _cut(self, steps: range, gathered: RowBlock) -> Iterator[list[RowBlock]]:
+        """Cut the rows of some steps into each slot's."""
+        stop = 0
+        for step in steps:
+            blocks: list[RowBlock] = []
+            for slot in self._slots:
+                start, stop = stop, stop + self._plan.slot_rows(step, slot)
+                blocks.append(self._layout.finish(gathered.slice(start, stop)))
+            yield blocks
+
+    def _gather(self, steps: range) -> RowBlock:
+        """Return the rows of some steps: of each step all lanes', in their order.
+
+        Several steps at once, since large pieces of memory come much cheaper than small ones.
+        """
+        spans = [self._plan.lane_spans(step, self._lanes) for step in steps]
+        at, stop = (np.stack(ends) for ends in zip(*spans, strict=True))
+        sizes = stop - at
+        self._load_next(at[0], stop[-1])
+        base = self._base - self._start
+        if (stop[-1] <= np.maximum(self._stop, at[0])).all():
+            return self._block.gather((base + at).ravel(), sizes.ravel())
+        # Some lanes go on in their next windows: what is beyond a window is mended afterwards.
+        out = self._layout.empty(int(sizes.sum()))
+        take_rows(self._block, runs((base + at).ravel(), sizes.ravel()), out)
+        targets = (np.cumsum(sizes) - sizes.ravel()).reshape(sizes.shape)
+        until = np.maximum(np.minimum(stop, self._stop), at)
+        put_chunks(self._block, base + at, until - at, out, targets)
+        while (until < stop).any():
+            targets, at = targets + (until - at), until
+            rest = np.where(at < stop, at, np.iinfo(np.int64).max).min(axis=0)
+            self._load_next(rest, stop[-1])
+            base = self._base - self._start
+            until = np.where(at < stop, np.maximum(np.minimum(stop, self._stop), at), stop)
+            part = until > at
+            copy_runs(self._block, (base + at)[part], (until - at)[part], out, targets[part])
+        return out
+
+    def _load_next(self, at: Ints, stop: Ints) -> None:
+        """Read windows for lanes that go on at `at`, before `stop`, and are not in a window."""
         outside = (at < self._start) | (at >= self._stop)
         self._load(np.flatnonzero(outside & (at < stop)).tolist(), at)
-        if (stop <= np.maximum(self._stop, at)).all():
-            return self._block.gather(self._base + at - self._start, stop - at)
-        return self._gather_over_windows(at, stop)
-
-    def _gather_over_windows(self, at: Ints, stop: Ints) -> RowBlock:
-        """Gather rows of lanes some of which go on in their next window."""
-        sizes = stop - at
-        targets = np.cumsum(sizes) - sizes
-        out = self._layout.empty(int(sizes.sum()))
-        while True:
-            until = np.maximum(np.minimum(stop, self._stop), at)
-            copy_runs(self._block, self._base + at - self._start, until - at, out, targets)
-            targets, at = targets + (until - at), until
-            unfinished = np.flatnonzero(at < stop).tolist()
-            if not unfinished:
-                return out
-            self._load(unfinished, at)
 
     def _load(self, indices: Sequence[int], at: Ints) -> None:
         """Read the windows that hold places of some lanes, in the order in which they are dealt."""
