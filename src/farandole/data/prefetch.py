@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from typing import Generic, TypeVar
+
+from farandole.errors import UsageError
 
 T = TypeVar("T")
 
@@ -67,7 +70,9 @@ def _produce(channel: _Channel[T], chunks: Generator[Sequence[T]]) -> None:
     channel.end(failure)
 
 
-def _stop(channel: _Channel[T], thread: threading.Thread) -> None:
+def _stop(channel: _Channel[T], thread: threading.Thread, process: int) -> None:
+    if process != os.getpid():
+        return  # forked: the thread is not here, and may have held the channel's lock
     channel.close()
     if thread is not threading.current_thread():
         thread.join()
@@ -97,13 +102,19 @@ class Prefetch(Generic[T]):
             name="farandole-prefetch",
             daemon=True,
         )
-        self._stop = weakref.finalize(self, _stop, self._channel, thread)
+        self._process = os.getpid()
+        self._stop = weakref.finalize(self, _stop, self._channel, thread, self._process)
         thread.start()
 
     def __iter__(self) -> Iterator[T]:
         return self
 
     def __next__(self) -> T:
+        if self._process != os.getpid():
+            raise UsageError(
+                problem="batches are read on in a forked process",
+                remedy="make a new iterator there",
+            )
         while True:
             for item in self._items:
                 return item
