@@ -191,6 +191,19 @@ class DamagedFileError(DataError):
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
+class StoreError(FarandoleError):
+    """A remote store did not answer, whatever the patience with it."""
+
+    path: str
+    problem: str
+    remedy: str
+
+    def describe(self) -> str:
+        """Say for which path, what went wrong and the remedy."""
+        return f"{self.path}: {self.problem}; {self.remedy}"
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
 class ColumnError(UserError):
     """A column is missing, misspelt or of a type that cannot be used."""
 

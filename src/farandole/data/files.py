@@ -6,20 +6,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
-from urllib.parse import quote, unquote
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.fs as pafs
 
-from farandole.errors import DataError, MissingExtraError
+from farandole.data.remote import Resolver, Storage, remote_handler
+from farandole.errors import DataError
 
 PathLike = str | Path
 
 _HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 _WILD = "*?["
-_ETAGS = ("ETag", "etag", "md5Hash", "content_md5", "LastModified", "last_modified")
-"""What fsspec's file systems call that by which a file's content can be told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +39,7 @@ class DataFile:
 
 
 def find_files(
-    paths: PathLike | Sequence[PathLike], *, hive: bool
+    paths: PathLike | Sequence[PathLike], *, hive: bool, storage: Storage | None = None
 ) -> tuple[pafs.FileSystem, list[DataFile]]:
     """Return the file system and all files, sorted by the parts of their paths, each once.
 
@@ -53,14 +51,16 @@ def find_files(
     DataError
         If a path does not exist, or no file is found.
     """
-    given = given_names(paths)
+    storage = storage or Storage()
+    given = given_names(paths, storage)
+    resolver = Resolver(storage)
     if not given:
         raise DataError(path="[]", problem="no path is given", remedy="name a file or folder")
     found: dict[str, tuple[int, str]] = {}
     filesystem: pafs.FileSystem | None = None
     for name in given:
         try:
-            this, path = _resolve(name)
+            this, path = _resolve(name, resolver)
             if filesystem is not None and not filesystem.equals(this):
                 problem = "is not on the same file system as the paths before it"
                 raise DataError(path=name, problem=problem, remedy="use one file system")
@@ -80,24 +80,26 @@ def find_files(
     return filesystem, files
 
 
-def given_names(paths: PathLike | Sequence[PathLike]) -> list[str]:
-    """Return paths as a list of URLs and absolute paths."""
+def given_names(paths: PathLike | Sequence[PathLike], storage: Storage) -> list[str]:
+    """Return paths as a list of URLs, paths on a given file system, and absolute paths."""
     listed = [paths] if isinstance(paths, str | Path) else list(paths)
+    if not storage.is_local:
+        return [str(name) for name in listed]
     return [
         name if "://" in name else Path(name).expanduser().absolute().as_posix()
         for name in map(str, listed)
     ]
 
 
-def _resolve(name: str) -> tuple[pafs.FileSystem, str]:
+def _resolve(name: str, resolver: Resolver) -> tuple[pafs.FileSystem, str]:
     if "://" not in name:
-        return pafs.LocalFileSystem(), name
+        return resolver(name)
     # A pattern is no part of an address: pyarrow takes no brackets, and ``?`` for a query.
     scheme, _, rest = name.partition("://")
     fixed, pattern = _split_pattern(rest)
     if not fixed:
         fixed, pattern = rest, ""
-    filesystem, path = _filesystem(f"{scheme}://{fixed}")
+    filesystem, path = resolver(f"{scheme}://{fixed}")
     return filesystem, f"{path.rstrip('/')}/{pattern}" if pattern else path
 
 
@@ -116,38 +118,11 @@ def _has_query(path: str) -> bool:
     return bool(mark) and "=" in query and "/" not in query.partition("=")[0]
 
 
-def _filesystem(url: str) -> tuple[pafs.FileSystem, str]:
-    """Return the file system of a URL, and the path within it: pyarrow's, or fsspec's."""
-    try:
-        return pafs.FileSystem.from_uri(url)
-    except pa.ArrowInvalid as error:
-        if "Cannot parse URI" in str(error):
-            scheme, _, rest = url.partition("://")
-            quoted = f"{scheme}://{quote(rest, safe='/:@?&=%+,')}"
-            if quoted != url:
-                return _filesystem(quoted)
-    scheme = url.partition("://")[0]
-    try:
-        from fsspec.core import url_to_fs
-    except ImportError:
-        raise MissingExtraError(
-            extra="fsspec", package="fsspec", purpose=f"reading {scheme}://"
-        ) from None
-    try:
-        handler, path = url_to_fs(url)
-    except (ImportError, ValueError) as error:
-        raise DataError(path=url, problem=str(error), remedy="check the URL") from error
-    return pafs.PyFileSystem(pafs.FSSpecHandler(handler)), path
-
-
 def _version(filesystem: pafs.FileSystem, info: pafs.FileInfo) -> str:
     if info.mtime_ns is not None:
         return str(info.mtime_ns)
-    handler = getattr(filesystem, "handler", None)
-    if isinstance(handler, pafs.FSSpecHandler):
-        told: dict[str, Any] = handler.fs.info(info.path)
-        return next((str(told[key]) for key in _ETAGS if told.get(key)), "")
-    return ""
+    handler = remote_handler(filesystem)
+    return "" if handler is None else handler.version(info.path)
 
 
 def _expand(filesystem: pafs.FileSystem, path: str, given: str) -> list[pafs.FileInfo]:

@@ -27,6 +27,7 @@ from farandole.data.footers import (
 )
 from farandole.data.index import IndexCache, load_footers
 from farandole.data.nested import Node, named_nodes, pick, plain
+from farandole.data.remote import column_ranges, remote_handler
 from farandole.data.schema import (
     SchemaReport,
     deviations,
@@ -79,6 +80,7 @@ class GroupReader:
             filesystem, files, wanted=wanted, cache=self.cache, on_bad=on_bad
         )
         self._is_local = isinstance(filesystem, pafs.LocalFileSystem)
+        self._remote = remote_handler(filesystem)
         self._opened = _OpenedFiles()
         self.partition_names = self._partition_names()
         found = resolve(self.footers.schemas)
@@ -185,7 +187,8 @@ class GroupReader:
         nodes = self._nodes_of(file)
         present = [name for name in names if name in nodes]
         schema = self.schema_of(names)
-        with self.opened(file) as source, self.reading(file, group, present):
+        wanted = [nodes[name] for name in present]
+        with self.opened(file, group, wanted) as source, self.reading(file, group, present):
             leaves = [leaf for name in present for leaf in _leaves(source, nodes[name])]
             for batch in source.iter_batches(
                 batch_size=batch_rows, row_groups=[group], columns=leaves, use_threads=False
@@ -199,9 +202,22 @@ class GroupReader:
                 ]
                 yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
+    def expect(self, file: int, group: int, names: Sequence[str]) -> None:
+        """Begin to read what `batches` will be called for, if it is remote. Does not block."""
+        metadata = None if self._remote is None else self._opened.get(file)
+        if self._remote is not None and metadata is not None:
+            nodes = self._nodes_of(file)
+            leaves = [leaf for name in names if name in nodes for leaf in nodes[name].leaves]
+            ranges = column_ranges(metadata, group, leaves)
+            self._remote.prepare(self.files[file].path, ranges)
+
     @contextmanager
-    def opened(self, file: int) -> Iterator[pq.ParquetFile]:
+    def opened(
+        self, file: int, group: int = 0, wanted: Sequence[Node] = ()
+    ) -> Iterator[pq.ParquetFile]:
         """Open a file, and check that it is the one that was indexed.
+
+        What is `wanted` of a row group is read ahead where the file is remote.
 
         Raises
         ------
@@ -215,15 +231,20 @@ class GroupReader:
             raise unreadable(path, error) from error
         with stream:
             metadata = self._metadata(file, stream)
-            source = pq.ParquetFile(
-                stream,
-                metadata=metadata,
-                pre_buffer=not self._is_local,
-                buffer_size=_READ_BUFFER_BYTES,
-                page_checksum_verification=True,
-            )
-            with source:
-                yield source
+            leaves = [leaf for node in wanted for leaf in node.leaves]
+            ahead = stream
+            if self._remote is not None and leaves:
+                ahead = self._remote.open_ranges(path, column_ranges(metadata, group, leaves))
+            with ahead:
+                source = pq.ParquetFile(
+                    ahead,
+                    metadata=metadata,
+                    pre_buffer=False,
+                    buffer_size=_READ_BUFFER_BYTES,
+                    page_checksum_verification=True,
+                )
+                with source:
+                    yield source
 
     @contextmanager
     def reading(

@@ -8,7 +8,7 @@ import json
 import logging
 import posixpath
 import threading
-from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -30,6 +30,7 @@ from farandole.data.plans import make_epoch_plan
 from farandole.data.prefetch import Prefetch
 from farandole.data.preprocess import Preprocessor
 from farandole.data.reader import LaneReader, read_ranges, shards_of
+from farandole.data.remote import DEFAULT_CACHE_BYTES, Storage, split_credentials
 from farandole.data.sampling import Samplable
 from farandole.data.schema import SchemaReport
 from farandole.data.selection import Shard, as_expression, select_shards
@@ -156,6 +157,17 @@ class ParquetDataset(Loadable, Samplable, Splittable):
         Folder in which footers and the counts of filters are kept, so that later opens read
         only files that are new or have changed: ``index`` in the user's folder for caches, or
         another one, which workers on several hosts may share. None keeps nothing.
+    storage_options : mapping, optional
+        For a remote store: what the file system that the URL means takes (`pyarrow.fs`'s for
+        ``s3://``, ``gs://``, ``abfs://`` and ``hdfs://``, else fsspec's), such as credentials;
+        ``num_requests``, how many may be in flight (16); and ``deadline_s``, how long a read may
+        fail before it is given up (120). Secrets are never shown, nor saved.
+    filesystem : pyarrow.fs.FileSystem or fsspec.AbstractFileSystem, optional
+        What `paths` are on, instead of what their URL means.
+    cache_dir : str or Path, optional
+        Local folder for what was read of a remote store, shared by all processes of the host.
+    cache_bytes : int, default=32 GiB
+        Limit of that folder; what was used longest ago goes first. At least 64 MiB.
 
     Notes
     -----
@@ -177,6 +189,10 @@ class ParquetDataset(Loadable, Samplable, Splittable):
         buffer_bytes: int = 256 << 20,
         on_bad: Literal["error", "skip"] = "error",
         index_cache: str | Path | None = "auto",
+        storage_options: Mapping[str, Any] | None = None,
+        filesystem: Any = None,
+        cache_dir: str | Path | None = None,
+        cache_bytes: int = DEFAULT_CACHE_BYTES,
         num_threads: int = 1,
     ) -> None:
         for name, value in (("buffer_bytes", buffer_bytes), ("num_threads", num_threads)):
@@ -188,7 +204,9 @@ class ParquetDataset(Loadable, Samplable, Splittable):
                 problem="both features= and preprocess= say what features are",
                 remedy="pass one of them",
             )
-        self._paths = paths
+        self._paths, options = split_credentials(paths, storage_options)
+        folder = None if cache_dir is None else Path(cache_dir).expanduser().absolute()
+        self._storage = Storage(options, filesystem, folder, cache_bytes)
         self._columns = columns
         self._features = features
         self._label = label
@@ -318,8 +336,8 @@ class ParquetDataset(Loadable, Samplable, Splittable):
 
     def _open(self, on_bad: Literal["error", "skip"]) -> GroupReader:
         hive = self._partitioning == "hive"
-        filesystem, files = find_files(self._paths, hive=hive)
-        cache = IndexCache(self._index_cache, given_names(self._paths))
+        filesystem, files = find_files(self._paths, hive=hive, storage=self._storage)
+        cache = IndexCache(self._index_cache, given_names(self._paths, self._storage))
         asked = self._asked_columns()
         return GroupReader(
             filesystem, files, self._schema, wanted=asked, cache=cache, on_bad=on_bad

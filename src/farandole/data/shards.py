@@ -79,6 +79,11 @@ class ShardSource:
                 remedy="do not change files while they are read",
             )
 
+    def expect(self, index: int) -> None:
+        """Begin to read a shard that `batches` will be called for. Does not block."""
+        shard = self.shards[index]
+        self._reader.expect(shard.file, shard.group, self.layout.names)
+
     def write(self, index: int, batch: pa.RecordBatch, out: RowBlock, at: int) -> None:
         """Write a batch of a shard into a block."""
         shard = self.shards[index]

@@ -111,6 +111,7 @@ class _Stream:
         return self._threads.submit(lambda: None if batches is None else next(batches, None))
 
     def _start(self, place: int, row: int) -> None:
+        self._source.expect(self._route[place].shard)
         self._batches = self._decode(place, row)
         self._ahead = self._decode_next()
 
@@ -118,6 +119,8 @@ class _Stream:
         for place in range(start_place, len(self._route)):
             shard, first, stop = self._route[place]
             first, start_row = max(first, start_row), 0
+            if place + 1 < len(self._route):
+                self._source.expect(self._route[place + 1].shard)
             for batch in self._source.batches(shard, first, stop):
                 if batch.num_rows:
                     yield _Decoded(place, first, batch)
