@@ -116,7 +116,8 @@ def _dask(frame: Any) -> Writer:
 
 
 def _spark(frame: Any) -> Writer:
-    return lambda folder: frame.write.mode("append").parquet(folder.as_uri())
+    # Not as_uri: Spark would take a quoted space for the name itself.
+    return lambda folder: frame.write.mode("append").parquet(f"file://{folder}")
 
 
 def _ray(dataset: Any) -> Writer:

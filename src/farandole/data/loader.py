@@ -179,6 +179,32 @@ class BatchLoader:
         self._resumes = False
         return self._batches(*self._position)
 
+    def to_tf(self) -> Any:
+        """Return a ``tf.data.Dataset`` of this rank's batches; iterating it is iterating this.
+
+        Its elements are dicts of tensors: ``row_ids``, and what there is of ``features``,
+        ``categories``, ``label``, ``mask`` and ``columns``, a dict by name. Masked columns are
+        dicts of ``values`` and ``valid``, ragged ones of ``values`` and ``offsets``; texts are
+        strings, null an empty one. Blocks for a batch, from which the types are known. TensorFlow
+        reads ahead, so `state_dict` counts batches that were read, not those that were used.
+
+        Raises
+        ------
+        MissingExtraError
+            If TensorFlow is not installed.
+        ColumnError
+            If TensorFlow has no type for a column.
+        """
+        try:
+            adapter = importlib.import_module("farandole.integrations.tensorflow")
+        except ModuleNotFoundError as error:
+            if error.name != "tensorflow":
+                raise
+            raise MissingExtraError(
+                extra="tensorflow", package="tensorflow", purpose="loader.to_tf"
+            ) from error
+        return adapter.to_tf(self)
+
     def _next_epoch(self) -> int:
         return self.epoch
 
