@@ -1,6 +1,6 @@
 """Batches as a `tf.data.Dataset`, through TensorFlow."""
 
-# pyright: reportMissingImports=false
+# pyright: reportMissingImports=false, reportMissingModuleSource=false
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ def _element(name: str, column: Any) -> Any:
         return {"values": _element(name, column.values), "valid": column.valid}
     if isinstance(column, Ragged):
         return {"values": _element(name, column.values), "offsets": column.offsets}
-    if isinstance(column, np.ndarray) and column.dtype.kind in "fiub":
+    kind: Any = getattr(column, "dtype", None) or getattr(column, "type", type(column).__name__)
+    if isinstance(kind, np.dtype) and kind.kind in "fiub":
         return column
-    if isinstance(column, pa.Array) and (_is_text(column.type) or _is_bytes(column.type)):
-        empty = "" if _is_text(column.type) else b""
+    if isinstance(kind, pa.DataType) and (_is_text(kind) or _is_bytes(kind)):
+        empty = "" if _is_text(kind) else b""
         return np.array([empty if x is None else x for x in column.to_pylist()], object)
-    kind = getattr(column, "type", None) or getattr(column, "dtype", type(column).__name__)
     problem = f"is {kind}, for which TensorFlow has no type"
     raise ColumnError(path="tf.data", column=name, problem=problem)
 
