@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         masked,
         npy,
         padded,
+        rewrite,
         scaled_int,
     )
     from farandole.data.mixing import mix
@@ -66,6 +67,7 @@ __all__ = [
     "mix",
     "npy",
     "padded",
+    "rewrite",
     "run",
     "scaled_int",
 ]
@@ -95,6 +97,7 @@ _HOMES = {
     "mix": "farandole.data.mixing",
     "npy": "farandole.data",
     "padded": "farandole.data",
+    "rewrite": "farandole.data",
     "run": "farandole.job.launch",
     "scaled_int": "farandole.data",
 }

@@ -231,6 +231,19 @@ class PlanStateError(UserError):
         return f"the epoch cannot go on: {'; '.join(self.differences)}; {self.remedy}"
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
+class RewriteError(FarandoleError):
+    """A data set could not be rewritten. Nothing is at `path` that was not there before."""
+
+    path: str
+    problem: str
+    remedy: str
+
+    def describe(self) -> str:
+        """Say which path, what is wrong and the remedy."""
+        return f"rewriting to {self.path}: {self.problem}; {self.remedy}"
+
+
 # --- the job ------------------------------------------------------------------------------
 
 

@@ -41,6 +41,8 @@ def options() -> dict[str, list[tuple[str, str | None]]]:
     """Return the flags of every command, with their help."""
     group = typer.main.get_command(cli.app)
     commands = {"": group, **group.commands}  # type: ignore[attr-defined]
+    inner = commands.pop("data").commands
+    commands |= {f"data {name}": command for name, command in inner.items()}
     return {
         name: [(flag, getattr(param, "help", None)) for param in command.params
                for flag in [*param.opts, *param.secondary_opts]]
@@ -54,9 +56,9 @@ def test_command_line_options():
     assert found == {
         "": ["--debug", "--version"],
         "run": [
-            "--config", "--engine", "--precision", "--quiet", "--reduction", "--resume",
-            "--run-dir", "--runs", "--seed", "--slots", "--threads", "--tracker", "--transport",
-            "--workers", "-c", "-o", "-p", "-q", "-w", "target",
+            "--config", "--engine", "--no-require-exact", "--precision", "--quiet", "--reduction",
+            "--require-exact", "--resume", "--run-dir", "--runs", "--seed", "--slots", "--threads",
+            "--tracker", "--transport", "--workers", "-c", "-o", "-p", "-q", "-w", "target",
         ],
         "runs": ["--runs"],
         "status": ["--runs", "run"],
@@ -64,6 +66,14 @@ def test_command_line_options():
         "stop": ["--now", "--runs", "--timeout", "run"],
         "sync": ["--runs", "--tracker", "--uri", "run"],
         "doctor": ["--runs"],
+        "data inspect": [
+            "--batch-size", "--columns", "--filter", "--json", "--label", "paths",
+        ],
+        "data rewrite": [
+            "--columns", "--compression", "--filter", "--memory", "--no-shuffle", "--overwrite",
+            "--partition-by", "--quiet", "--row-group-bytes", "--row-group-rows", "--seed",
+            "--shuffle", "-q", "out", "source",
+        ],
     }  # fmt: skip
 
 
@@ -134,6 +144,11 @@ def test_resume_starts_from_the_jobs_configuration(launched, tmp_path, capsys):
         (["stop", "none"], "no job in runs"),
         (["sync", "none"], "no job in runs"),
         (["nonsense"], "No such command"),
+        (["data", "inspect", "none"], "does not exist"),
+        (["data", "inspect", "none", "--filter", "month"], "COLUMN OP VALUE"),
+        (["data", "rewrite", "none", "out"], "does not exist"),
+        (["data", "rewrite", "none", "."], "exists already"),
+        (["data", "rewrite", "none", "out", "--memory", "1 foot"], "is no size"),
     ],
 )
 def test_bad_input_is_one_line_and_two(launched, capsys, arguments, said):

@@ -87,9 +87,12 @@ def commands() -> list[str]:
 @pytest.mark.parametrize("line", commands())
 def test_commands_have_the_options_that_pages_give_them(line):
     group = typer.main.get_command(app)
-    name, *arguments = line.split()[1:]
-    assert name in group.commands
-    known = {option for parameter in group.commands[name].params for option in parameter.opts}
+    arguments = line.split()[1:]
+    while hasattr(group, "commands"):
+        name, *arguments = arguments
+        assert name in group.commands
+        group = group.commands[name]
+    known = {option for p in group.params for option in [*p.opts, *p.secondary_opts]}
     for option in (argument for argument in arguments if argument.startswith("-")):
         assert option in known
 

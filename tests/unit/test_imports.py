@@ -81,6 +81,7 @@ def test_public_names():
         "mix",
         "npy",
         "padded",
+        "rewrite",
         "run",
         "scaled_int",
     ]

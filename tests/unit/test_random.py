@@ -35,7 +35,7 @@ def test_streams_differ_and_repeat() -> None:
 
 
 def test_values_are_part_of_every_jobs_bits() -> None:
-    assert [stream.value for stream in Stream] == [1, 2, 3, 4, 7, 8, 9]
+    assert [stream.value for stream in Stream] == [1, 2, 3, 4, 7, 8, 9, 14]
     assert philox_key(0, Stream.SLOT, 1, 2).dtype == np.uint64
     assert slot_seed(0, 0, 0) == 1942545391962381979
     assert evaluation_seed(5, 7, 9) == 6991285341107854562

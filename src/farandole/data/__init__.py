@@ -14,15 +14,19 @@ from farandole.data.choices import (
     scaled_int,
 )
 from farandole.data.columns import Masked, Ragged
+from farandole.data.inspection import Inspection
 from farandole.data.parquet import ParquetDataset
 from farandole.data.preprocess import Preprocessor, fit_vocabulary
+from farandole.data.rewriting import RewriteReport, rewrite
 
 __all__ = [
     "ArrayDataset",
+    "Inspection",
     "Masked",
     "ParquetDataset",
     "Preprocessor",
     "Ragged",
+    "RewriteReport",
     "RowBlock",
     "arrow",
     "coded",
@@ -33,5 +37,6 @@ __all__ = [
     "masked",
     "npy",
     "padded",
+    "rewrite",
     "scaled_int",
 ]

@@ -16,7 +16,7 @@ from farandole.errors import DataError
 
 PathLike = str | Path
 
-_HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
+HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 _WILD = "*?["
 
 
@@ -194,5 +194,5 @@ def _partition(folder: str) -> dict[str, str | None]:
         key, equals, value = part.partition("=")
         if not equals:
             break
-        values[unquote(key)] = None if value == _HIVE_NULL else unquote(value)
+        values[unquote(key)] = None if value == HIVE_NULL else unquote(value)
     return dict(reversed(values.items()))

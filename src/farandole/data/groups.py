@@ -35,6 +35,7 @@ from farandole.data.schema import (
     resolve,
     with_given,
 )
+from farandole.data.tensors import is_packed, unpack
 from farandole.errors import ColumnError, DamagedFileError, DataError
 
 _READ_BUFFER_BYTES = 1 << 17
@@ -336,6 +337,8 @@ class GroupReader:
     def _cast(self, file: int, group: int, field: pa.Field, column: pa.Array) -> pa.Array:
         if column.type == field.type:
             return column
+        if is_packed(column.type, field.type):
+            return unpack(column, field.type)
         try:
             return column.cast(field.type)
         except pa.ArrowException as error:

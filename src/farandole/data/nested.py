@@ -10,6 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pt
 
+from farandole.data.tensors import is_tensor, tensor_type
+
 _KEY, _VALUE = "key", "value"
 
 
@@ -49,7 +51,9 @@ def nodes_of(schema: pa.Schema) -> tuple[Node, ...]:
     made: list[Node] = []
     start = 0
     for field in schema:
-        nodes = list(_nodes((field.name,), plain(field.type), start, field.nullable))
+        nodes = list(
+            _nodes((field.name,), tensor_type(field) or plain(field.type), start, field.nullable)
+        )
         start = nodes[0].leaves.stop
         made += nodes
     return tuple(made)
@@ -152,11 +156,6 @@ def plain(kind: pa.DataType) -> pa.DataType:
 def _list_like(kind: pa.DataType, field: pa.Field) -> pa.DataType:
     large = pt.is_large_list(kind) or pt.is_large_list_view(kind)
     return pa.large_list(field) if large else pa.list_(field)
-
-
-def is_tensor(kind: pa.DataType) -> bool:
-    """Return whether a type is of tensors of one shape."""
-    return isinstance(kind, pa.FixedShapeTensorType)
 
 
 def pick(array: pa.Array, path: Sequence[str]) -> pa.Array:

@@ -24,11 +24,13 @@ from farandole.data.counting import expression_text, filter_columns
 from farandole.data.files import PathLike, find_files, given_names
 from farandole.data.groups import GroupReader
 from farandole.data.index import IndexCache
+from farandole.data.inspection import Inspection
 from farandole.data.layout import Columns, Layout, make_layout
 from farandole.data.loader import Loadable
 from farandole.data.plans import make_epoch_plan
 from farandole.data.prefetch import Prefetch
 from farandole.data.preprocess import Preprocessor
+from farandole.data.progress import Progress, no_progress
 from farandole.data.reader import LaneReader, read_ranges, shards_of
 from farandole.data.remote import DEFAULT_CACHE_BYTES, Storage, split_credentials
 from farandole.data.sampling import Samplable
@@ -327,6 +329,36 @@ class ParquetDataset(Loadable, Samplable, Splittable):
         damaged = [damage_error(damage) for damage in found]
         num_groups = len(reader.footers.group_rows)
         return VerifyReport(len(reader.files), num_groups, (*reader.skipped, *damaged))
+
+    def inspect(
+        self, *, batch_size: int = 1024, seed: int = 0, progress: Progress | None = None
+    ) -> Inspection:
+        """Look at the data set as training will; the result's `str` is a report. Blocks.
+
+        Reads the footers, the label (if there is one) and a sample of every column. The label
+        is held in memory, 4 bytes a row.
+
+        Parameters
+        ----------
+        batch_size : int, default=1024
+            Of the batches whose means are compared with those of a full shuffle.
+        seed : int, default=0
+            Decides the order of the simulated epoch.
+        progress : callable, optional
+            Called with (what, done, total).
+        """
+        from farandole.data.inspect import inspect_dataset  # training does not need it
+
+        index = self._index()
+        return inspect_dataset(
+            self,
+            path=", ".join(given_names(self._paths, self._storage)),
+            reader=index.reader,
+            layout=index.layout,
+            batch_size=batch_size,
+            seed=seed,
+            progress=progress or no_progress,
+        )
 
     def _index(self) -> _Index:
         with self._lock:

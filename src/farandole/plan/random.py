@@ -19,6 +19,7 @@ class Stream(enum.IntEnum):
     SOURCE = 7
     TRANSFORM = 8
     ROWS = 9
+    REWRITE_ORDER = 14
 
 
 def philox_key(seed: int, stream: Stream, *path: int) -> np.ndarray:

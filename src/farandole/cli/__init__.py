@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from farandole.cli.data import data
 from farandole.errors import FarandoleError, JobStoppedError, WorkerFailedError
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     no_args_is_help=True,
 )
+
+app.add_typer(data, name="data")
 
 RunsOption = Annotated[
     Path, typer.Option("--runs", envvar="FARANDOLE_RUNS", help="Folder of the run directories.")
@@ -426,7 +429,3 @@ def _step(summary: RunSummary) -> str:
         return ""
     total = "" if summary.total_steps is None else f"/{summary.total_steps:,}"
     return f"{summary.step:,}{total}"
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,0 +1,7 @@
+"""`python -m farandole.cli`."""
+
+import sys
+
+from farandole.cli import main
+
+sys.exit(main())
