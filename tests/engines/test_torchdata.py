@@ -16,7 +16,12 @@ pytest.importorskip("torchdata", reason="torchdata is not installed: group data-
 from torchdata.stateful_dataloader import Stateful, StatefulDataLoader
 
 # torchdata 0.11 is older than the PyTorch that says so.
-pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
+# JAX warns of forks in processes that other tests loaded it into.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:'set_vital' is deprecated:UserWarning",
+    "ignore:os.fork:RuntimeWarning",
+    "ignore:Exception ignored in.*_at_fork:pytest.PytestUnraisableExceptionWarning",
+)
 
 
 def make_loader(**options: Any) -> Any:
