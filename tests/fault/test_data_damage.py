@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from farandole import cli
 from farandole.data import ParquetDataset
 from farandole.errors import DamagedFileError, DataError
 
@@ -196,6 +197,7 @@ def test_a_torn_page(tmp_path: Path) -> None:
 def test_processes_share_a_cache_while_they_open_at_once(tmp_path: Path) -> None:
     write(tmp_path / "data", 8)
     code = f"""
+from farandole import cli
 from farandole.data import ParquetDataset
 for filters in (None, [("id", ">", 2500)]):
     dataset = ParquetDataset({str(tmp_path / "data")!r}, filters=filters,
@@ -250,3 +252,19 @@ def test_what_a_job_leaves_out_is_in_its_report(tmp_path: Path, workers: int) ->
     assert "left out of the data" in told[0]
     assert "1.parquet" in told[0]
     assert sorted(used) == [*range(1000), *range(2000, 3000)]
+
+
+def test_the_command_finds_damage_and_later_opens_know(tmp_path, capsys):
+    write(tmp_path / "data")
+    assert cli.main(["data", "verify", str(tmp_path / "data")]) == 0
+    assert "3 files, 12 row groups: all can be decoded" in capsys.readouterr().out
+    damage(tmp_path / "data/1.parquet", group=2, column=1)
+    assert cli.main(["data", "verify", str(tmp_path / "data"), "--columns", "y"]) == 0
+    assert cli.main(["data", "verify", str(tmp_path / "data")]) == 1
+    said = capsys.readouterr().out
+    assert "1 damaged" in said
+    assert "1.parquet" in said
+    with pytest.raises(DamagedFileError, match="'x'"):
+        ParquetDataset(tmp_path / "data").validate()
+    rest = ids(ParquetDataset(tmp_path / "data", on_bad="skip"))
+    assert rest == [*range(1500), *range(1750, 3000)]

@@ -69,6 +69,7 @@ def test_command_line_options():
         "data inspect": [
             "--batch-size", "--columns", "--filter", "--json", "--label", "paths",
         ],
+        "data verify": ["--columns", "--quiet", "--threads", "-q", "paths"],
         "data rewrite": [
             "--columns", "--compression", "--filter", "--memory", "--no-shuffle", "--overwrite",
             "--partition-by", "--quiet", "--row-group-bytes", "--row-group-rows", "--seed",

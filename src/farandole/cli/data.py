@@ -59,6 +59,28 @@ def inspect(
 
 
 @data.command()
+def verify(
+    paths: Annotated[
+        list[str], typer.Argument(metavar="PATH...", help="Files, folders, patterns or URLs.")
+    ],
+    columns: ColumnsOption = None,
+    threads: Annotated[int, typer.Option(min=1, help="Row groups decoded at once.")] = 4,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
+) -> int:
+    """Decode everything once, and remember what is damaged: jobs then refuse it or leave it out.
+
+    Ends with 1 if anything is damaged.
+    """
+    from farandole.data import ParquetDataset
+
+    dataset = ParquetDataset(paths, columns=_names(columns))
+    with _progress(show=not quiet) as progress:
+        report = dataset.verify(threads=threads, progress=progress)
+    print(report)
+    return 1 if report.damaged else 0
+
+
+@data.command()
 def rewrite(
     source: Annotated[str, typer.Argument(metavar="IN", help="A file, folder, pattern or URL.")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write.")],

@@ -307,7 +307,7 @@ class ParquetDataset(Loadable, Samplable, Splittable):
         chosen._part = (self, part)
         return chosen
 
-    def verify(self, *, threads: int = 4) -> VerifyReport:
+    def verify(self, *, threads: int = 4, progress: Progress | None = None) -> VerifyReport:
         """Decode all pages of the columns that are used, of all files. Blocks.
 
         What is damaged is recorded in the index: from then on it is an error before training or,
@@ -323,7 +323,7 @@ class ParquetDataset(Loadable, Samplable, Splittable):
             reader = self._open("skip")
             names = self._used_columns(reader)
             reader.check_columns(names)
-            found = find_damage(reader, names, threads)
+            found = find_damage(reader, names, threads, progress or no_progress)
             self._damage += found
             self._made = None
         damaged = [damage_error(damage) for damage in found]

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from farandole.data.groups import GroupReader
+from farandole.data.progress import Progress, no_progress
 from farandole.errors import DamagedFileError
 
 Damage = tuple[str, bytes, int, str, str]
@@ -48,7 +49,9 @@ class VerifyReport:
         return head + "\n  ".join([f"{len(self.damaged)} damaged", *map(str, self.damaged)])
 
 
-def find_damage(reader: GroupReader, names: Sequence[str], threads: int) -> list[Damage]:
+def find_damage(
+    reader: GroupReader, names: Sequence[str], threads: int, progress: Progress = no_progress
+) -> list[Damage]:
     """Decode all row groups of some columns; record in the reader's cache what fails. Blocks.
 
     Raises
@@ -78,7 +81,10 @@ def find_damage(reader: GroupReader, names: Sequence[str], threads: int) -> list
         return []
 
     with ThreadPoolExecutor(threads) as pool:
-        found = [damage for some in pool.map(look, places) for damage in some]
+        found: list[Damage] = []
+        for done, some in enumerate(pool.map(look, places), 1):
+            found += some
+            progress("decoding row groups", done, len(places))
     if found:
         every = sorted({*_load(reader), *found})
         rows = [dict(zip(_TABLE.names, damage, strict=True)) for damage in every]
