@@ -75,5 +75,31 @@ def test_views_share_the_buckets_memory() -> None:
     assert memory.tolist() == [2] * 6 + [1] * 4
 
 
+def test_views_have_the_strides_of_their_parameters() -> None:
+    image = torch.empty(4, 3, 5, 5)
+    parameters = [
+        image.to(memory_format=torch.channels_last),
+        image,
+        torch.empty(6, 4).t(),
+        torch.empty(2, 3, 4).permute(1, 2, 0),
+        torch.empty(3, 1, 2),
+        torch.empty(()),
+    ]
+    layout = lay_out(parameters, [], bucket_bytes=100_000)
+    memory = torch.arange(float(sum(p.numel() for p in parameters)))
+    views = layout.views(parameters, lambda bucket: memory)
+    assert [view.stride() for view in views] == [p.stride() for p in parameters]
+    assert [view.shape for view in views] == [p.shape for p in parameters]
+    # Each covers its own part of the bucket, whole.
+    assert sorted(x for view in views for x in view.flatten().tolist()) == memory.tolist()
+
+
+def test_a_parameter_with_gaps_gets_a_dense_view() -> None:
+    parameter = torch.empty(4, 6)[:, :3]
+    layout = lay_out([parameter], [], bucket_bytes=1000)
+    (view,) = layout.views([parameter], lambda bucket: torch.empty(12))
+    assert view.stride() == (3, 1)
+
+
 def test_nothing_needs_no_bucket() -> None:
     assert lay_out([], [], 100) == Layout((), ())
