@@ -19,16 +19,18 @@ from typing import Any
 
 import pytest
 
+import farandole as fa
 from farandole.config import JobConfig, TrackerConfig
 from farandole.errors import RunDirectoryError, TrackerError
 from farandole.job import tracking
 from farandole.job.rundir import RunDir, RunState, append_line
+from farandole.job.spool import read_place
 from farandole.job.tracking import TrackingProcess
 
 pytestmark = pytest.mark.timeout(120)
 
 SPY = """
-import json, time
+import json, os, time
 from dataclasses import asdict
 from pathlib import Path
 
@@ -56,8 +58,12 @@ class Spy:
             raise ValueError("no such type")
         with (self.folder / "calls").open("a") as file:
             file.write(json.dumps([call, value]) + "\\n")
+        if behaviour == "note and hang" and call == "metrics":
+            time.sleep(60)
 
     def start(self, *, run_name, run_id, tags):
+        with (self.folder / "pids").open("a") as file:
+            file.write(f"{os.getpid()}\\n")
         run_id = run_id or "run of " + tags["farandole.job"]
         self._note("start", run_id)
         return run_id
@@ -123,6 +129,11 @@ class Job:
 
     def steps(self) -> list[int]:
         return [step for batch in self.calls("metrics") for _, step, _ in batch]
+
+    def saved_step(self) -> int | None:
+        """Return the last step that is noted as sent."""
+        place = read_place(self.run, self.config.tracker)
+        return place.last_steps.get("loss") if place else None
 
     def events(self, kind: str) -> int:
         return sum(event["kind"] == kind for event in self.run.events())
@@ -327,19 +338,123 @@ def _runs(pid: int) -> bool:
         return False
 
 
-def test_a_killed_tracking_process_costs_nothing_but_a_sync(job: Job):
+def kill(process: TrackingProcess) -> None:
+    os.killpg(process.pid, signal.SIGKILL)
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+
+
+def test_a_killed_tracking_process_is_started_again(job: Job, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(tracking, "RESTART_AFTER_S", (0.0, 0.0, 0.0))
+    process = job.start()
+    for round_number in range(3):
+        job.log(5)
+        so_far = list(range(job.num_steps))
+        wait_until(lambda so_far=so_far: job.saved_step() == so_far[-1], "steps")
+        process.keep_alive()
+        assert job.events("tracker_restart") == round_number
+        kill(process)
+        process.keep_alive()
+    job.log(5)
+    job.state("finished")
+    assert process.close().sent
+    assert job.steps() == list(range(20))
+    assert len(set(job.calls("start"))) == 1
+    assert job.events("tracker_restart") == 3
+    assert job.events("warning") == 0
+
+
+def test_a_process_killed_within_a_call_sends_that_batch_again(job: Job):
+    job.behave("note and hang")
+    job.log(5)
+    process = job.start()
+    wait_until(lambda: job.steps() == list(range(5)), "steps")
+    kill(process)
+    job.behave("well")
+    process.keep_alive()
+    job.log(5)
+    job.state("finished")
+    assert process.close().sent
+    assert job.steps() == [*range(5), *range(10)]
+
+
+def test_one_that_is_killed_at_the_end_is_started_again(job: Job):
     process = job.start()
     job.log(5)
     wait_until(lambda: bool(job.steps()), "steps")
-    os.killpg(process.pid, signal.SIGKILL)
+    kill(process)
+    job.log(5)
+    job.state("finished")
+    assert process.close().sent
+    assert sorted(set(job.steps())) == list(range(10))
+    assert job.calls("finish") == ["finished"]
+
+
+def test_one_that_dies_again_and_again_is_given_up_with_one_warning(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(tracking, "RESTART_AFTER_S", (0.0, 0.0, 0.0))
+    process = job.start()
+    job.log(5)
+    wait_until(lambda: job.saved_step() == 4, "steps")
+    for _ in range(4):
+        kill(process)
+        process.keep_alive()
+    process.keep_alive()
     job.log(5)
     job.state("finished")
     end = process.close()
     assert not end.sent
-    assert "ended with code -9" in end.message
+    assert not end.message
+    assert job.events("tracker_restart") == 3
+    (warning,) = (e["message"] for e in job.run.events() if e["kind"] == "warning")
+    assert "died 4 times, lastly with code -9" in warning
+    assert f"farandole sync {job.run.path}" in warning
     tracking.sync(job.run.path)
-    assert sorted(set(job.steps())) == list(range(10))
+    assert job.steps() == list(range(10))
     assert len(set(job.calls("start"))) == 1
+
+
+KILLER = """
+import os, signal, time
+import numpy as np, torch, farandole as fa
+from pathlib import Path
+
+def train(job, spy):
+    model, optimizer = job.prepare(torch.nn.Linear(2, 1), lambda p: torch.optim.SGD(p, lr=0.1))
+    data = fa.ArrayDataset(np.ones((80, 2), np.float32))
+    pids = Path(spy) / "pids"
+    for _ in job.epochs(1):
+        for batch in job.loader(data, batch_size=8):
+            loss = model(batch.features).mean()
+            job.backward(loss)
+            optimizer.step()
+            job.log(loss=loss)
+            if job.at_step_end and job.step == 4:
+                wait_for(pids, 1)
+                os.kill(int(pids.read_text().split()[0]), signal.SIGKILL)
+                wait_for(pids, 2)
+
+def wait_for(pids, number):
+    deadline = time.monotonic() + 60
+    while not pids.exists() or len(pids.read_text().split()) < number:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+"""
+
+
+def test_a_job_whose_tracking_process_is_killed(job: Job):
+    """Its launcher starts another, and the run holds every step once."""
+    train = job.spy / "train.py"
+    train.write_text(KILLER)
+    config = {"runs": job.spy.parent, "params": {"spy": str(job.spy)}, "progress": False}
+    result = fa.run(train, workers=1, slots=1, tracker={"name": "spy"}, **config)
+    events = [event["kind"] for event in RunDir(result.run_dir).events()]
+    assert events.count("tracker_restart") == 1
+    assert events.count("warning") == 0
+    recorded = {(key, step) for batch in job.calls("metrics") for key, step, _ in batch}
+    assert recorded == {("loss", step) for step in range(1, 11)}
+    assert len(set(job.calls("start"))) == 1
+    assert job.calls("finish") == ["finished"]
 
 
 def test_a_resumed_job_goes_on_in_the_same_run(job: Job):
@@ -368,8 +483,8 @@ def test_deaths_at_any_moment_lose_nothing(job: Job):
         if round_number:
             wait_until(lambda: bool(job.calls("start")), "start")
         time.sleep(0.03 * round_number)
-        os.killpg(process.pid, signal.SIGKILL)
-        assert not process.close().sent
+        kill(process)
+        process._close_pipe()
     job.state("finished")
     tracking.sync(job.run.path)
     counts = collections.Counter(job.steps())

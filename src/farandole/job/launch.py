@@ -256,7 +256,7 @@ class Launcher:
                         self._start_workers(address, secret)
                         self._run.write_environment()  # takes a while; the workers load torch
                         self._write_state(status="running")
-                        self._watch()
+                        self._watch(tracking)
                 finally:
                     self._engine.close()
                     shutil.rmtree(run.sockets, ignore_errors=True)
@@ -315,7 +315,7 @@ class Launcher:
             env |= {"FARANDOLE_COORDINATOR": address, "FARANDOLE_SECRET": secret}
         return env
 
-    def _watch(self) -> None:
+    def _watch(self, tracking: TrackingProcess | None) -> None:
         """Wait until all workers have ended well, or one has not, or a signal came."""
         deadline: float | None = None
         while len(self._ends) < self._num_workers:
@@ -327,6 +327,8 @@ class Launcher:
                     exit_code=end.exit_code,
                     signal=end.signal,
                 )
+            if tracking is not None:
+                tracking.keep_alive()
             self._display.poll()
             if self._failed() and deadline is None:
                 deadline = time.monotonic() + FAILURE_GRACE_S
@@ -421,7 +423,7 @@ class Launcher:
             self._warn(f"the report could not be written: {error}")
         if tracking is not None:
             end = tracking.close()
-            if not end.sent:
+            if end.message:
                 self._warn(end.message)
 
     def _warn(self, message: str) -> None:

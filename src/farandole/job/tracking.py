@@ -12,6 +12,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -21,6 +22,7 @@ from farandole.config import JobConfig, TrackerConfig
 from farandole.errors import (
     ConfigError,
     ConfigProblem,
+    FarandoleError,
     MissingExtraError,
     RunDirectoryError,
     TrackerError,
@@ -35,6 +37,10 @@ from farandole.protocols import Tracker
 EXIT_UNSENT = 3
 KILL_GRACE_S = 5.0
 """From a missed deadline until a tracking process is killed."""
+
+RESTART_AFTER_S = (0.0, 10.0, 60.0)
+"""From a tracking process's death until the next one, by how many there were. What it died of
+(want of memory, say) may last a while."""
 
 SYNC_WAIT = timedelta(seconds=5)
 REASON_LENGTH = 300
@@ -95,7 +101,7 @@ def make_tracker(config: JobConfig) -> Tracker:
 
 @dataclass(frozen=True)
 class TrackingEnd:
-    """How tracking ended: everything `sent`, or a `message` on what to do."""
+    """How tracking ended: everything `sent`, or a `message` on what to do, if not told before."""
 
     sent: bool
     message: str = ""
@@ -104,10 +110,13 @@ class TrackingEnd:
 class TrackingProcess:
     """The process that sends a job to its tracker while the job runs."""
 
-    def __init__(self, run: RunDir, config: JobConfig, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, run: RunDir, config: JobConfig) -> None:
         self._run = run
         self._config = config
-        self._process = process
+        self._process = self._launch()
+        self._num_restarts = 0
+        self._restart_at: float | None = None
+        self._given_up = False
 
     @classmethod
     def start(cls, run: RunDir, config: JobConfig) -> TrackingProcess | None:
@@ -115,54 +124,103 @@ class TrackingProcess:
 
         The run directory must hold the configuration and the state by now.
         """
-        if config.tracker.name is None:
-            return None
-        command = [sys.executable, "-P", "-m", "farandole.job.track", str(run.path.absolute())]
-        with (run.path / "logs" / "tracker.log").open("ab") as log:
+        return None if config.tracker.name is None else cls(run, config)
+
+    def _launch(self) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-P", "-m", "farandole.job.track"]
+        with (self._run.path / "logs" / "tracker.log").open("ab") as log:
             process = subprocess.Popen(
-                command,
+                [*command, str(self._run.path.absolute())],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
         assert process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it died at once; `close` tells
-            process.stdin.write(json.dumps({"uri": config.tracker.uri}).encode() + b"\n")
+        with contextlib.suppress(BrokenPipeError):  # it died at once; its end tells
+            process.stdin.write(json.dumps({"uri": self._config.tracker.uri}).encode() + b"\n")
             process.stdin.flush()
-        return cls(run, config, process)
+        return process
 
     @property
     def pid(self) -> int:
-        """The process's id."""
+        """The process's id; another one after a restart."""
         return self._process.pid
+
+    def keep_alive(self) -> None:
+        """Start it again if it has died, a few times; then warn, once. Does not block.
+
+        To be called again and again while the job runs. The new process goes on from the run
+        directory, where the one before noted what it had sent.
+        """
+        code = self._process.poll()
+        if code is None or self._given_up:
+            return
+        if self._num_restarts == len(RESTART_AFTER_S):
+            self._given_up = True
+            times = f"{self._num_restarts + 1} times, lastly with code {code}"
+            self._event("warning", message=f"the tracking process died {times}; {self._remedy()}")
+            return
+        now = time.monotonic()
+        if self._restart_at is None:
+            self._restart_at = now + RESTART_AFTER_S[self._num_restarts]
+        if now >= self._restart_at:
+            self._restart(code)
+
+    def _restart(self, code: int) -> None:
+        self._num_restarts += 1
+        self._restart_at = None
+        self._event("tracker_restart", reason=f"the tracking process ended with code {code}")
+        self._close_pipe()
+        with contextlib.suppress(OSError):  # no process can be started now: perhaps later
+            self._process = self._launch()
+
+    def _event(self, kind: str, **fields: str) -> None:
+        with contextlib.suppress(FarandoleError):  # a full disk is no reason to end the job here
+            self._run.event(kind, **fields)
+
+    def _close_pipe(self) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
 
     def close(self) -> TrackingEnd:
         """Let it send what is left and end the run; kill it if it takes too long.
 
-        The final state must be in the run directory by now: the run is ended by it. Blocks for
-        `tracker.flush_s` and a few seconds at most.
+        The final state must be in the run directory by now: the run is ended by it. One that was
+        killed is started again for that, if it was not too often. Blocks for `tracker.flush_s`
+        and a few seconds at most.
         """
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.close()
-        try:
-            code = self._process.wait(self._config.tracker.flush_s + 2 * KILL_GRACE_S)
-        except subprocess.TimeoutExpired:
-            os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
-            code = EXIT_UNSENT
+        deadline = time.monotonic() + self._config.tracker.flush_s + 2 * KILL_GRACE_S
+        code = self._finish(deadline)
+        while code < 0 and self._num_restarts < len(RESTART_AFTER_S):
+            self._restart(code)
+            code = self._finish(deadline)
         if code == 0:
             return TrackingEnd(sent=True)
+        if self._given_up:
+            return TrackingEnd(sent=False)
         name = self._config.tracker.name
         problem = (
             f"the tracker {name} did not take everything in time"
             if code == EXIT_UNSENT
             else f"the tracking process ended with code {code}"
         )
+        return TrackingEnd(sent=False, message=f"{problem}; {self._remedy()}")
+
+    def _finish(self, deadline: float) -> int:
+        """Tell the process that the job has ended; return the code with which it then ends."""
+        self._close_pipe()
+        try:
+            return self._process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+            return EXIT_UNSENT
+
+    def _remedy(self) -> str:
         log = self._run.path / "logs" / "tracker.log"
-        remedy = f"send the rest with `farandole sync {self._run.path}`"
-        return TrackingEnd(sent=False, message=f"{problem}; {remedy} (log: {log})")
+        return f"after the job, send the rest with `farandole sync {self._run.path}` (log: {log})"
 
 
 def sync(run_dir: Path, *, tracker: TrackerConfig | None = None) -> str:
