@@ -41,13 +41,20 @@ def call(*arguments: object, **options) -> subprocess.CompletedProcess[str]:
 def rewriting(source: Path) -> subprocess.Popen[str]:
     """Start a rewrite and wait until it has put rows on the disk."""
     arguments = command("rewrite", source, source.parent / "out", "--memory", "16MiB")
-    process = subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        arguments, stderr=subprocess.PIPE, text=True, preexec_fn=_hear_interrupts
+    )
     end = time.monotonic() + WAIT_S
     while not list(source.parent.glob(".out.rewriting-*/rows/*.arrow")):
         assert process.poll() is None
         assert time.monotonic() < end
         time.sleep(0.01)
     return process
+
+
+def _hear_interrupts() -> None:
+    # Shells start what runs in the background deaf to Ctrl-C, these tests perhaps as well.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def names_in(folder: Path) -> list[str]:

@@ -39,6 +39,8 @@ from farandole.data.tensors import is_packed, unpack
 from farandole.errors import ColumnError, DamagedFileError, DataError
 
 _READ_BUFFER_BYTES = 1 << 17
+_NULL_IN_FIXED_SIZE = "Expected all lists to be of size="
+"""What pyarrow before 26 says of a null where lists have one size."""
 _METADATA_BYTES = 16 << 20
 """Serialized size of the metadata that is kept; in memory it is a few times as large."""
 
@@ -290,6 +292,13 @@ class GroupReader:
     ) -> DataError:
         """Return the error for a row group, with the first column that cannot be decoded."""
         path = self.files[file].path
+        if _NULL_IN_FIXED_SIZE in str(error):
+            return DataError(
+                path=path,
+                problem=f"row group {group} has a null where lists have one size, which pyarrow "
+                f"{pa.__version__} cannot read",
+                remedy="install pyarrow 26 or later, or write the column as a list or binary",
+            )
         found = [] if group is None else self.damaged_columns(file, group, names)
         column, reason = found[0] if found else (names[0] if names else None, first_line(error))
         return DamagedFileError(
