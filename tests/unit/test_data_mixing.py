@@ -172,3 +172,52 @@ def test_sizes_that_do_not_fit_are_refused():
         fa.mix({"a": both, "b": table(10, 0)}).epoch_plan(
             seed=0, epoch=0, batch_size=4, num_slots=2
         )
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (pa.array([1, None], pa.int32()), pa.array([1, None], pa.int64())),
+        (pa.array([[1], [2]], pa.list_(pa.int32())), pa.array([[0.5], []], pa.list_(pa.float32()))),
+        (
+            pa.array([[[1]], [[2]]], pa.list_(pa.list_(pa.int32()))),
+            pa.array([[[1]], [[2]]], pa.list_(pa.list_(pa.int64()))),
+        ),
+    ],
+)
+def test_values_within_columns_must_be_of_one_type_too(tmp_path, one, other):
+    datasets = {}
+    for name, column in (("a", one), ("b", other)):
+        pq.write_table(pa.table({"x": column}), tmp_path / f"{name}.parquet")
+        datasets[name] = ParquetDataset(tmp_path / f"{name}.parquet", index_cache=None)
+    with pytest.raises(ColumnError, match=r"'x' is .*int32 in 'a' and .* in 'b'"):
+        fa.mix(datasets).validate()
+
+
+def test_nulls_in_one_data_set_only_are_mixed_as_the_error_says(tmp_path):
+    for name, column in (("a", [1, None]), ("b", [3, 4])):
+        pq.write_table(pa.table({"x": column}), tmp_path / f"{name}.parquet")
+
+    def mixed(columns):
+        paths = {name: tmp_path / f"{name}.parquet" for name in "ab"}
+        made = {n: ParquetDataset(p, columns=columns, index_cache=None) for n, p in paths.items()}
+        return fa.mix(made)
+
+    with pytest.raises(ColumnError, match=r"fa\.masked\(\)"):
+        mixed(["x"]).validate()
+    mixed({"x": fa.masked()}).validate()
+
+
+def test_what_is_left_out_is_told_once_by_all_that_is_built_upon_it(tmp_path):
+    pq.write_table(pa.table({"x": [1, 2, 3, 4], "y": [0, 1, 0, 1]}), tmp_path / "a.parquet")
+    (tmp_path / "b.parquet").write_bytes(b"no Parquet at all")
+    whole = ParquetDataset(tmp_path, label="y", on_bad="skip", index_cache=None)
+    (told,) = whole.warnings()
+    assert "b.parquet" in told
+    for built in (
+        fa.balance(whole),
+        fa.mix({"a": whole, "b": whole}),
+        whole.sample(rows=2),
+        whole.split({"all": 1.0})["all"],
+    ):
+        assert built.warnings() == [told]

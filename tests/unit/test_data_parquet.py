@@ -560,3 +560,12 @@ def test_decoded_row_groups_stay_within_their_budget(tmp_path: Path) -> None:
                 assert np.array_equal(block.columns["id"], block.row_ids)
             cache = dataset._index().cache
             assert 100 <= sum(kept.num_rows for kept in cache._blocks.values()) <= 250
+
+
+@pytest.mark.parametrize("name", ["", "_", "ä ö", "a.b", "features"])
+def test_filters_on_columns_of_any_name(tmp_path: Path, name: str) -> None:
+    pq.write_table(pa.table({name: range(9), "id": range(9)}), tmp_path / "a.parquet")
+    dataset = ParquetDataset(
+        tmp_path, columns=["id"], filters=[(name, ">", 3), ("id", "<", 8)], index_cache=None
+    )
+    assert dataset.num_rows == 4

@@ -188,3 +188,29 @@ def test_classes_may_have_weights_and_be_left_out():
         fa.balance(ArrayDataset(np.zeros((3, 1))))
     with pytest.raises(DataError, match="classes"):
         fa.balance(ArrayDataset(x=np.arange(2000)), by="x")
+
+
+@pytest.mark.parametrize("kind", [pa.list_(pa.int64()), pa.struct([("a", pa.int64())])])
+@pytest.mark.parametrize("weights", [None, {1: 0.5, 2: 0.5}])
+def test_classes_that_cannot_be_compared_are_refused(tmp_path, kind, weights):
+    value = [1] if pa.types.is_list(kind) else {"a": 1}
+    table = pa.table({"row": [0, 1], "kind": pa.array([value, None], kind)})
+    with pytest.raises(ColumnError, match=r"'kind' is .* which cannot be a class"):
+        fa.balance(dataset(tmp_path, table), by="kind", weights=weights).validate()
+
+
+def test_rows_whose_class_is_nan_have_none(tmp_path):
+    kinds = pa.array([0.0, 1.0, float("nan"), None] * 5)
+    table = pa.table({"row": np.arange(20), "kind": kinds})
+    even = fa.balance(dataset(tmp_path, table), by="kind")
+    assert even.names == ("0.0", "1.0")
+    assert even.num_rows == 10
+
+
+@pytest.mark.parametrize("fraction", ["half", None])
+def test_fractions_that_are_no_numbers_are_refused(tmp_path, fraction):
+    data = dataset(tmp_path, frame(10))
+    with pytest.raises(DataError, match="do not add up to 1"):
+        data.split({"a": 0.5, "b": fraction})
+    with pytest.raises(DataError, match="pass a fraction"):
+        data.sample(fraction=fraction)

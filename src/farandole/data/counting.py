@@ -213,7 +213,8 @@ class _Counter:
         for batch in self.reader.batches(file, group, wanted):
             table = pa.Table.from_batches([batch])
             places = pa.array(np.arange(start, start + batch.num_rows))
-            chosen = table.append_column("", places).filter(self._expression)
+            free = max(table.column_names, key=len, default="") + "_"
+            chosen = table.append_column(free, places).filter(self._expression)
             keep[chosen.column(table.num_columns).to_numpy()] = True
             if checks_label:
                 nulls += chosen.column(label).null_count

@@ -11,8 +11,9 @@ from typing import Any, Unpack
 import numpy as np
 
 from farandole.data.block import RowBlock, concatenate
+from farandole.data.columns import Masked, Ragged
 from farandole.data.loader import Loadable
-from farandole.data.plans import check_sizes, shape_of
+from farandole.data.plans import check_sizes, shape_of, warnings_of
 from farandole.data.prefetch import Prefetch
 from farandole.errors import ColumnError, ConfigError, ConfigProblem, DataError
 from farandole.plan.interleave import Interleave, Stop, whole_shares
@@ -74,6 +75,10 @@ class MixedDataset(Loadable):
             self._check_columns()
             self._is_checked = True
 
+    def warnings(self) -> list[str]:
+        """Return what a job's report must tell of the data; see `ParquetDataset.warnings`."""
+        return warnings_of(self._datasets)
+
     def _check_columns(self) -> None:
         kinds = [_kinds(dataset) for dataset in self._datasets]
         for name, other in zip(self.names[1:], kinds[1:], strict=True):
@@ -84,7 +89,8 @@ class MixedDataset(Loadable):
                         path=repr(self),
                         column=column,
                         problem=f"is {one} in {self.names[0]!r} and {two} in {name!r}; ask all "
-                        "data sets for the same columns, with schema= for their types",
+                        "data sets for the same columns, with schema= for their types and "
+                        "fa.masked() for columns that have nulls in some only",
                     )
 
     def epoch_plan(self, **settings: Unpack[EpochSettings]) -> MixPlan:
@@ -287,4 +293,6 @@ def _kinds(dataset: Dataset) -> dict[str, str]:
 def _kind(column: Any) -> str:
     if isinstance(column, np.ndarray):
         return f"{column.dtype}{list(column.shape[1:]) if column.ndim > 1 else ''}"
+    if isinstance(column, Masked | Ragged):
+        return f"{type(column).__name__} {_kind(column.values)}"
     return f"{type(column).__name__} {getattr(column, 'type', '')}".strip()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from farandole.errors import ConfigError, ConfigProblem, DataError
 from farandole.plan.lanes import EpochPlan
 from farandole.plan.steps import EpochSettings, smallest_batch
-from farandole.protocols import Dataset
+from farandole.protocols import Dataset, Warns
 
 
 def make_epoch_plan(name: str, shard_rows: tuple[int, ...], settings: EpochSettings) -> EpochPlan:
@@ -39,6 +41,12 @@ def shape_of(dataset: Dataset, settings: EpochSettings) -> EpochPlan:
             remedy="mix or sample the data sets themselves",
         )
     return plan
+
+
+def warnings_of(datasets: Iterable[Dataset]) -> list[str]:
+    """Return what data sets have to tell, each thing once."""
+    told = (dataset.warnings() for dataset in datasets if isinstance(dataset, Warns))
+    return list(dict.fromkeys(text for texts in told for text in texts))
 
 
 def check_sizes(name: str, num_rows: int, settings: EpochSettings) -> None:

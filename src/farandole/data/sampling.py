@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Sequence
+from numbers import Real
 from typing import Any, Unpack
 
 from farandole.data.loader import Loadable
-from farandole.data.plans import check_sizes, shape_of
+from farandole.data.plans import check_sizes, shape_of, warnings_of
 from farandole.errors import DataError
 from farandole.plan.mixture import SamplePlan
 from farandole.plan.steps import EpochSettings
@@ -55,6 +55,10 @@ class SampledDataset(Loadable):
                 problem=f"the data set has {self.num_rows} rows",
                 remedy="sample at most as many",
             )
+
+    def warnings(self) -> list[str]:
+        """Return what a job's report must tell of the data; see `ParquetDataset.warnings`."""
+        return warnings_of([self._dataset])
 
     def epoch_plan(self, **settings: Unpack[EpochSettings]) -> SamplePlan:
         """Return the order of an epoch; see `SamplePlan`. Raises ConfigError and DataError."""
@@ -108,7 +112,7 @@ class Samplable:
         right = (
             isinstance(rows, int) and rows > 0
             if fraction is None
-            else rows is None and math.isfinite(fraction) and 0 < fraction <= 1
+            else rows is None and isinstance(fraction, Real) and 0 < fraction <= 1
         )
         if not right:
             raise DataError(

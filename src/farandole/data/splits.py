@@ -7,6 +7,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, Protocol
 
 import numpy as np
@@ -165,7 +166,7 @@ class Splittable:
         >>> parts = dataset.split({"train": 0.9, "valid": 0.1}, by="user")  # doctest: +SKIP
         """
         sizes = list(fractions.values())
-        right = all(math.isfinite(size) and size > 0 for size in sizes)
+        right = all(isinstance(size, Real) and 0 < size <= 1 for size in sizes)
         if not right or abs(math.fsum(sizes) - 1) > 1e-9:
             raise DataError(
                 path=repr(self),
@@ -316,7 +317,7 @@ def balance(
         )
     names = [str(value) for value in classes]
     says = f"balance(by={column!r}, {names})"
-    partition = Partition(dataset, column, _ClassCodes(tuple(classes)), says)
+    partition = Partition(dataset, column, _ClassCodes(tuple(classes), column, repr(dataset)), says)
     parts = {
         name: dataset.select_part(Part(partition, code, name)) for code, name in enumerate(names)
     }
@@ -328,10 +329,22 @@ def _classes(table: _Table, column: str) -> list[Any]:
     """Return the values of a column, in order, up to one more than are allowed."""
     found: set[Any] = set()
     for batch in table.scan([column]):
-        found.update(batch.column(0).unique().to_pylist())
-        if len(found) > _MAX_CLASSES + 1:
+        values = _encoded(batch.column(0), column, repr(table)).dictionary.to_pylist()
+        found.update(value for value in values if value is not None and value == value)  # no NaN
+        if len(found) > _MAX_CLASSES:
             break
-    return sorted(found - {None})
+    return sorted(found)
+
+
+def _encoded(values: pa.Array, column: str, path: str) -> pa.DictionaryArray:
+    """Return values with each distinct one once; raise ColumnError if they cannot be classes."""
+    if pt.is_dictionary(values.type):
+        values = values.dictionary_decode()
+    try:
+        return values.dictionary_encode()
+    except pa.ArrowNotImplementedError as error:
+        problem = f"is {values.type}, which cannot be a class"
+        raise ColumnError(path=path, column=column, problem=problem) from error
 
 
 @dataclass(frozen=True)
@@ -339,11 +352,11 @@ class _ClassCodes:
     """Says which class values are of; the number after the last one stands for none."""
 
     classes: tuple[Any, ...]
+    by: str
+    path: str
 
     def __call__(self, values: pa.Array) -> Codes:
-        if pt.is_dictionary(values.type):
-            values = values.dictionary_decode()
-        encoded, none = values.dictionary_encode(), len(self.classes)
+        encoded, none = _encoded(values, self.by, self.path), len(self.classes)
         codes = {value: code for code, value in enumerate(self.classes)}
         found = [codes.get(value, none) for value in encoded.dictionary.to_pylist()]
         places = encoded.indices.fill_null(len(found)).to_numpy(zero_copy_only=False)
