@@ -214,7 +214,7 @@ class ColumnError(UserError):
 
     def describe(self) -> str:
         """Name the column and offer the nearest one."""
-        guess = nearest(self.column, self.known)
+        guess = None if self.column in self.known else nearest(self.column, self.known)
         hint = f"; did you mean {guess!r}?" if guess else ""
         return f"{self.path}: column {self.column!r} {self.problem}{hint}"
 

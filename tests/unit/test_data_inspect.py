@@ -159,6 +159,26 @@ def test_advice(changes, said):
     assert any(said in line for line in inspection(**changes).advice)
 
 
+def test_columns_of_any_shape_and_name_are_timed(tmp_path):
+    point = {"x": 1, "y": "one"}
+    table = pa.table(
+        {
+            "a.x": [1.0, 2.0],
+            "a": [point, None],
+            "": [1, 2],
+            "points": [[point, point], []],
+            "map": pa.array([[("k", 1.0)], None], pa.map_(pa.string(), pa.float32())),
+            "lists": [[[1], []], None],
+        }
+    )
+    pq.write_table(table, tmp_path / "a.parquet")
+    names = ["a.x", "a.y", "", "points", "map", "lists"]
+    dataset = ParquetDataset(tmp_path, columns=names, index_cache=None)
+    columns = dataset.inspect(batch_size=1).columns
+    assert {"points.x", "points.y", "map.key", "map.value"} <= {column.name for column in columns}
+    assert all(column.decode_ns and column.rewritten_ns for column in columns)
+
+
 def test_good_shape_needs_no_advice_but_a_label():
     assert inspection().advice == (
         "name a label (label=, --label) to learn how well batches mix it",

@@ -11,7 +11,7 @@ import pytest
 import farandole as fa
 from farandole.data import rewriting, shuffle
 from farandole.data.rewriting import MIN_MEMORY_BYTES
-from farandole.errors import ColumnError, DataError, RewriteError
+from farandole.errors import ColumnError, DataError, RewriteError, UsageError
 
 NUM_ROWS = 3000
 
@@ -290,3 +290,29 @@ def test_a_rewrite_at_work_is_left_alone(source, tmp_path):
 def test_smallest_memory_suffices(source, tmp_path):
     fa.rewrite(source, tmp_path / "out", memory_bytes=MIN_MEMORY_BYTES)
     assert sorted(ids(tmp_path / "out")) == list(range(NUM_ROWS))
+
+
+def test_a_name_in_the_place_of_a_list_is_refused(source, tmp_path):
+    for options in ({"partition_by": "id"}, {"columns": "id"}):
+        with pytest.raises(UsageError, match=r"pass a list: \['id'\]"):
+            fa.rewrite(source, tmp_path / "out", **options)
+    for options in ({"features": "id"}, {"columns": "id"}):
+        with pytest.raises(UsageError, match=r"pass a list: \['id'\]"):
+            fa.ParquetDataset(source, **options)
+    with pytest.raises(UsageError, match=r"pass a list: \['id'\]"):
+        fa.Preprocessor.fit(fa.ParquetDataset(source), categorical="id")
+
+
+def test_a_column_that_exists_is_not_guessed_at(source, tmp_path):
+    table = pa.table({"a": [[1], [2]], "b": [1, 2]})
+    pq.write_table(table, tmp_path / "lists.parquet")
+    with pytest.raises(ColumnError) as caught:
+        fa.rewrite(tmp_path / "lists.parquet", tmp_path / "out", partition_by=["a"])
+    assert "did you mean" not in str(caught.value)
+
+
+def test_structs_may_be_named_whole(tmp_path):
+    table = pa.table({"a": [{"x": 1, "y": 2.0}, {"x": 3, "y": 4.0}], "b": [1, 2]})
+    pq.write_table(table, tmp_path / "in.parquet")
+    fa.rewrite(tmp_path / "in.parquet", tmp_path / "out", columns=["a"], shuffle=False)
+    assert read(tmp_path / "out").to_pydict() == {"a.x": [1, 3], "a.y": [2.0, 4.0]}

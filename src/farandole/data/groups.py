@@ -192,7 +192,7 @@ class GroupReader:
         schema = self.schema_of(names)
         wanted = [nodes[name] for name in present]
         with self.opened(file, group, wanted) as source, self.reading(file, group, present):
-            leaves = [leaf for name in present for leaf in _leaves(source, nodes[name])]
+            leaves = [leaf for name in present for leaf in leaf_paths(source, nodes[name])]
             for batch in source.iter_batches(
                 batch_size=batch_rows, row_groups=[group], columns=leaves, use_threads=False
             ):
@@ -321,7 +321,7 @@ class GroupReader:
         found: list[tuple[str, str]] = []
         for name in names:
             with self.opened(file) as source:
-                leaves = _leaves(source, self._nodes_of(file)[name])
+                leaves = leaf_paths(source, self._nodes_of(file)[name])
                 try:
                     for _ in source.iter_batches(row_groups=[group], columns=leaves):
                         pass
@@ -487,7 +487,7 @@ class _OpenedFiles:
                 self._bytes -= self._kept.popitem(last=False)[1].serialized_size
 
 
-def _leaves(source: pq.ParquetFile, node: Node) -> list[str]:
+def leaf_paths(source: pq.ParquetFile, node: Node) -> list[str]:
     """Return what Parquet calls the stored columns of a column or field."""
     stored = source.metadata.schema
     return [stored.column(leaf).path for leaf in node.leaves]

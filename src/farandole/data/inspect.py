@@ -15,7 +15,7 @@ import pyarrow.types as pt
 from numpy.typing import NDArray
 
 from farandole.data.convert import to_float
-from farandole.data.groups import GroupReader
+from farandole.data.groups import GroupReader, leaf_paths
 from farandole.data.inspection import Column, Inspection, Label, Sizes, advise
 from farandole.data.layout import Layout
 from farandole.data.nested import Node, named_nodes, pick
@@ -173,8 +173,8 @@ def _costs(
         nodes = named_nodes(source.schema_arrow)
         present = [name for name in names if name in nodes]
         for done, name in enumerate(present, 1):
-            path = nodes[name].path
-            arrays = [pick(batch.column(0), path[1:]) for batch in _sample(source, name)]
+            path, leaves = nodes[name].path, leaf_paths(source, nodes[name])
+            arrays = [pick(batch.column(path[0]), path[1:]) for batch in _sample(source, leaves)]
             num_rows = sum(map(len, arrays))
             if num_rows:
                 place = source.schema_arrow.get_field_index(name)
@@ -183,25 +183,25 @@ def _costs(
                 tensor = as_tensor(field, arrays)
                 table = pa.Table.from_arrays([pa.chunked_array(arrays)], schema=pa.schema([field]))
                 again = _rewritten(table, tensor or field)
-                both = [(_time(source, name), _time(again, name)) for _ in range(_ROUNDS)]
+                both = [(_time(source, leaves), _time(again, None)) for _ in range(_ROUNDS)]
                 now, then = (min(times) / num_rows * 1e9 for times in zip(*both, strict=True))
                 costs[name] = _Cost(now, then, tensor is not None)
             progress("decoding a sample", done, len(present))
     return costs
 
 
-def _sample(source: pq.ParquetFile, name: str) -> Iterator[pa.RecordBatch]:
+def _sample(source: pq.ParquetFile, leaves: list[str] | None) -> Iterator[pa.RecordBatch]:
     left = _SAMPLE_ROWS
-    for batch in source.iter_batches(_BATCH_ROWS, columns=[name], use_threads=False):
+    for batch in source.iter_batches(_BATCH_ROWS, columns=leaves, use_threads=False):
         yield batch
         left -= batch.num_rows
         if left <= 0:
             return
 
 
-def _time(source: pq.ParquetFile, name: str) -> float:
+def _time(source: pq.ParquetFile, leaves: list[str] | None) -> float:
     start = time.perf_counter()
-    for _ in _sample(source, name):
+    for _ in _sample(source, leaves):
         pass
     return time.perf_counter() - start
 

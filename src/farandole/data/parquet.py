@@ -27,6 +27,7 @@ from farandole.data.index import IndexCache
 from farandole.data.inspection import Inspection
 from farandole.data.layout import Columns, Layout, make_layout
 from farandole.data.loader import Loadable
+from farandole.data.names import check_names
 from farandole.data.plans import make_epoch_plan
 from farandole.data.prefetch import Prefetch
 from farandole.data.preprocess import Preprocessor
@@ -200,6 +201,7 @@ class ParquetDataset(Loadable, Samplable, Splittable):
         for name, value in (("buffer_bytes", buffer_bytes), ("num_threads", num_threads)):
             if value < 1:
                 raise UsageError(problem=f"{name}={value!r}", remedy="give a number from 1 up")
+        check_names(columns=columns, features=features)
         if features is not None and preprocess is not None:
             raise DataError(
                 path=str(paths),

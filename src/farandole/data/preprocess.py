@@ -17,6 +17,7 @@ import pyarrow.types as pt
 from numpy.typing import NDArray
 
 from farandole.data.convert import is_numeric, to_seconds
+from farandole.data.names import check_names
 from farandole.data.nested import is_list, named_nodes, pick
 from farandole.errors import ColumnError, DataError, UsageError
 from farandole.plan.random import row_uniforms
@@ -114,6 +115,7 @@ class Preprocessor:
         UsageError
             If buckets or fills are not such.
         """
+        check_names(numeric=numeric, categorical=categorical)
         samples = _check_buckets(bucketed or {})
         _check_fill(fill, numeric)
         moments = {name: _Moments() for name in numeric}

@@ -21,6 +21,7 @@ import pyarrow.types as pt
 
 from farandole.data.checksums import Checksums
 from farandole.data.files import PathLike
+from farandole.data.names import check_names
 from farandole.data.parquet import ParquetDataset
 from farandole.data.progress import Progress, no_progress
 from farandole.data.schema import partition_type
@@ -125,19 +126,20 @@ def rewrite(
 
     Raises
     ------
-    DataError, ColumnError
+    DataError, ColumnError, UsageError
         If the input, or a parameter, cannot be used. Nothing has been written then.
     RewriteError
         If writing fails, or other rows came out. What was at `out` is still there.
     """
     start = time.monotonic()
+    check_names(columns=columns, partition_by=partition_by)
     target = _target(out, paths, overwrite=overwrite)
     _check_sizes(str(target), row_group_rows, row_group_bytes, memory_bytes)
     report = progress or no_progress
     dataset = ParquetDataset(paths, columns=columns, filters=filters, partitioning=partitioning)
     schema = dataset.schema
     if columns is not None:
-        schema = pa.schema([schema.field(name) for name in columns])
+        schema = pa.schema([schema.field(name) for name in dataset.forms])  # fields of structs
     _check_folders(dataset, schema, partition_by)
     stored, tensors = _stored_schema(dataset, schema, partition_by)
     num_rows = dataset.num_rows
