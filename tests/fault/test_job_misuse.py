@@ -163,6 +163,71 @@ def half_read_then_another_loader(job: fa.Job) -> None:
             break
 
 
+@misuse(HALF_READ)
+def kept_beyond_the_epoch(job: fa.Job) -> None:
+    model, optimizer = prepare(job)
+    for _ in job.epochs(1):
+        kept = iter(job.loader(data(), batch_size=BATCH_SIZE))
+        until_a_step(job, model, optimizer, kept)
+    for batch in kept:
+        job.backward(loss_of(model, batch))
+        optimizer.step()
+
+
+@misuse(HALF_READ)
+def kept_beyond_the_end(job: fa.Job) -> Any:
+    model, optimizer = prepare(job)
+    epochs = job.epochs(1)
+    next(epochs)
+    kept = iter(job.loader(data(), batch_size=BATCH_SIZE))
+    until_a_step(job, model, optimizer, kept)
+    return epochs, kept
+
+
+def until_a_step(job: fa.Job, model: nn.Module, optimizer: Any, kept: Iterator[fa.Batch]) -> None:
+    while not job.at_step_end:
+        job.backward(loss_of(model, next(kept)))
+        optimizer.step()
+
+
+@misuse(r"job\.loader was begun before another one had ended; .*farandole\.mix")
+def two_loaders_at_once(job: fa.Job) -> None:
+    prepare(job)
+    for _ in job.epochs(1):
+        both = (job.loader(data(seed=seed), batch_size=BATCH_SIZE) for seed in (0, 1))
+        for _ in zip(*both, strict=True):
+            pass
+
+
+@misuse(r"job\.loader was begun before another one had ended")
+def a_loader_within_another(job: fa.Job) -> None:
+    model, optimizer = prepare(job)
+    for batch in batches(job):
+        job.backward(loss_of(model, batch))
+        optimizer.step()
+        if job.at_step_end:
+            next(iter(job.loader(data(), batch_size=BATCH_SIZE)))
+
+
+@misuse(r"job\.epochs was called within the loop over job\.epochs; loop over it once")
+def epochs_within_epochs(job: fa.Job) -> None:
+    for _ in job.epochs(2):
+        next(iter(job.epochs(2)))
+
+
+@misuse(r"job\.epochs\(2\.5\); give a whole number from 0 up")
+def half_an_epoch(job: fa.Job) -> None:
+    next(iter(job.epochs(2.5)))  # type: ignore[arg-type]
+
+
+@misuse(r"job\.loader was read outside of job\.epochs")
+def loader_after_a_break(job: fa.Job) -> None:
+    prepare(job)
+    for _ in job.epochs(3):
+        break
+    next(iter(job.loader(data(), batch_size=BATCH_SIZE)))
+
+
 @misuse(r"a batch was not used: job\.backward\(loss\) was not called for it")
 def batch_unused(job: fa.Job) -> None:
     prepare(job)
@@ -247,6 +312,15 @@ def step_with_a_closure(job: fa.Job) -> None:
         optimizer.step(lambda batch=batch: loss_of(model, batch))
 
 
+@misuse(r"the job's optimizer was given to a GradScaler, .*; leave it out: job\.autocast\(\)")
+def scaled_gradients(job: fa.Job) -> None:
+    model, optimizer = prepare(job)
+    scaler = torch.amp.GradScaler("cpu")
+    for batch in batches(job):
+        job.backward(scaler.scale(loss_of(model, batch)))
+        scaler.step(optimizer)
+
+
 @misuse(r"optimizer\.zero_grad\(\) between .* would drop the gradients")
 def zero_grad_between(job: fa.Job) -> None:
     model, optimizer = prepare(job)
@@ -290,6 +364,27 @@ def prepare_without_a_model(job: fa.Job) -> None:
 @misuse(r"the optimizer function returned a list")
 def prepare_with_no_optimizer_made(job: fa.Job) -> None:
     job.prepare(nn.Linear(4, 1), list)  # type: ignore[arg-type]
+
+
+@misuse(r"the optimizer has none of the model's parameters; make it of those that")
+def prepare_with_an_optimizer_of_others(job: fa.Job) -> None:
+    job.prepare(nn.Linear(4, 1), lambda _: sgd([nn.Parameter(torch.ones(2))]))
+
+
+@misuse(r"1\.weight, 1\.bias became trainable after job\.prepare; build the whole model before")
+def parameters_added_later(job: fa.Job) -> None:
+    model, optimizer = prepare(job, nn.Sequential(nn.Linear(4, 1)))
+    model.append(nn.Linear(1, 1))
+    optimizer.add_param_group({"params": list(model[1].parameters())})
+    train_on(job, model, optimizer)
+
+
+@misuse(r"0\.weight, 0\.bias became trainable after job\.prepare")
+def parameters_thawed_later(job: fa.Job) -> None:
+    layers = nn.Sequential(nn.Linear(4, 1).requires_grad_(False), nn.Linear(1, 1))
+    model, optimizer = prepare(job, layers)
+    model.requires_grad_(True)
+    train_on(job, model, optimizer)
 
 
 @misuse(r"the model has no trainable parameter")
@@ -348,6 +443,36 @@ def log_twice(job: fa.Job) -> None:
     for batch in batches(job):
         job.log(loss=loss_of(model, batch))
         job.log(loss=1.0)
+
+
+@misuse(r"'norm' was logged with a str; log one number")
+def log_text_outside(job: fa.Job) -> None:
+    job.log_step(norm="low")
+
+
+@misuse(r"job\.evaluate\(batch_size=0\); give a whole number from 1 up")
+def evaluate_no_rows_at_once(job: fa.Job) -> None:
+    job.evaluate(lambda batch: {"y": 1.0}, data(), batch_size=0)
+
+
+@misuse(r"job\.evaluate\(name='a/b'\); give a name that can be a file's")
+def evaluate_under_an_odd_name(job: fa.Job) -> None:
+    job.evaluate(lambda batch: {"y": 1.0}, data(), name="a/b")
+
+
+@misuse(r"job\.evaluate got a Linear as the function; pass a function of a batch")
+def evaluate_a_module(job: fa.Job) -> None:
+    model, _ = prepare(job)
+    job.evaluate(model, data())
+
+
+@misuse(r"returned 'y' with rows of shape \(2,\) for some batches and of shape \(3,\) for others")
+def evaluate_to_rows_of_many_shapes(job: fa.Job) -> None:
+    def score(batch: fa.Batch) -> dict[str, Any]:
+        return {"y": torch.ones(batch.num_rows, 3 if batch.row_ids[0] == 50 else 2)}
+
+    # The last of the batches: with two workers the difference is between them, too.
+    job.evaluate(score, data(), batch_size=50)
 
 
 @misuse(r"job\.evaluate was called in the middle of a step; .*job\.at_step_end")
@@ -444,6 +569,35 @@ def batch_size_differs(job: fa.Job) -> None:
             optimizer.step()
 
 
+def learning_rate_differs(job: fa.Job) -> None:
+    model, optimizer = prepare(job)
+    optimizer.param_groups[0]["lr"] = 0.1 + job.rank // 2
+    train_on(job, model, optimizer)
+
+
+def schedule_differs(job: fa.Job) -> None:
+    model, optimizer, scheduler = job.prepare(
+        nn.Linear(4, 1), sgd, lambda made: torch.optim.lr_scheduler.StepLR(made, 1)
+    )
+    for _ in job.epochs(2):
+        for batch in job.loader(data(), batch_size=BATCH_SIZE):
+            job.backward(loss_of(model, batch))
+            optimizer.step()
+        if job.rank < 2:
+            scheduler.step()
+
+
+def epochs_differ(job: fa.Job) -> None:
+    """As many loaders in all, but shared out among epochs in two ways."""
+    model, optimizer = prepare(job)
+    first, second = (1, 2) if job.rank == 2 else (2, 1)
+    for _ in job.epochs(first):
+        for _ in range(second):
+            for batch in job.loader(data(), batch_size=BATCH_SIZE):
+                job.backward(loss_of(model, batch))
+                optimizer.step()
+
+
 def one_skips_evaluate(job: fa.Job) -> None:
     model, optimizer = prepare(job)
     train_on(job, model, optimizer)
@@ -478,6 +632,9 @@ def one_prepares_nothing(job: fa.Job) -> None:
         (optimizer_differs, r"rank 0 has optimizer SGD.*, rank 2 has optimizer Adam"),
         (data_differ, r"the loader: rank 0 has .*, rank 2 has .*"),
         (batch_size_differs, r"the loader: rank 0 has .*batch_size=16.*rank 2 .*batch_size=17"),
+        (learning_rate_differs, r"the optimizer: rank 0 .*'lr': 0\.1,.*rank 2 .*'lr': 1\.1,"),
+        (schedule_differs, r"the optimizer: rank 0 .*'lr': 0\.01\d*,.*rank 2 .*'lr': 0\.1,"),
+        (epochs_differ, r"rank 0 has .* in epoch 2, number 1 .*rank 2 has .* in epoch 1, number 2"),
         (one_skips_evaluate, "evaluate"),
         (one_evaluates_other_data, r"the data of job\.evaluate: rank 0 has .*, rank 2 has"),
         (one_ends_early, "'end'"),

@@ -103,7 +103,7 @@ def evaluate(
     for part in parts:
         if part.keys() != parts[0].keys():
             raise _mixed_keys(parts[0], part)
-    whole = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
+    whole = _join(parts)
     weights = np.array([len(unit) for unit in units], np.float64) / dataset.num_rows
     return Evaluation(
         name=name,
@@ -139,6 +139,39 @@ def _as_arrays(values: Mapping[str, Any], num_rows: int) -> dict[str, np.ndarray
     return arrays
 
 
+def _check_arguments(function: Any, name: Any, batch_size: Any) -> None:
+    if not callable(function) or isinstance(function, torch.nn.Module):
+        raise UsageError(
+            problem=f"job.evaluate got a {type(function).__name__} as the function",
+            remedy="pass a function of a batch: lambda batch: {'loss': ...}",
+        )
+    if not isinstance(name, str) or not name or "/" in name:
+        raise UsageError(
+            problem=f"job.evaluate(name={name!r})", remedy="give a name that can be a file's"
+        )
+    if not isinstance(batch_size, int) or batch_size < 1:
+        raise UsageError(
+            problem=f"job.evaluate(batch_size={batch_size!r})",
+            remedy="give a whole number from 1 up",
+        )
+
+
+def _join(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """Put arrays of the same names one behind the other."""
+    joined: dict[str, np.ndarray] = {}
+    for key in parts[0]:
+        arrays = [part[key] for part in parts]
+        shapes = sorted({array.shape[1:] for array in arrays})
+        if len(shapes) > 1:
+            raise UsageError(
+                problem=f"the evaluation function returned {key[1:]!r} with rows of shape "
+                f"{shapes[0]} for some batches and of shape {shapes[1]} for others",
+                remedy="return the same shape for every row",
+            )
+        joined[key] = np.concatenate(arrays)
+    return joined
+
+
 def _mixed_keys(first: Mapping[str, Any], other: Mapping[str, Any]) -> UsageError:
     names = sorted(key[1:] for key in first.keys() ^ other.keys())
     return UsageError(
@@ -154,7 +187,7 @@ def _pack(results: list[dict[str, np.ndarray]]) -> bytes:
     """
     if not results:
         return b""
-    joined = {key: np.concatenate([part[key] for part in results]) for key in results[0]}
+    joined = _join(results)
     header = {key: [array.dtype.str, array.shape] for key, array in joined.items()}
     return b"".join([json.dumps(header).encode(), b"\n", *(a.tobytes() for a in joined.values())])
 
@@ -209,6 +242,7 @@ class Evaluations:
         model: torch.nn.Module | None,
     ) -> Evaluation:
         """Evaluate the model after a step. Blocks; every rank must call it."""
+        _check_arguments(function, name, batch_size)
         about = f"{name!r} of data {dataset.fingerprint[:12]} by {batch_size} rows"
         check_same(self._comm, "the data of job.evaluate", about)
         with evaluating(model):

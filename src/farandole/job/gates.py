@@ -25,6 +25,14 @@ class _GatedOptimizer:
             super().step()  # type: ignore[misc]
             self._step_state.after_optimizer_step()
 
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        # Only torch.amp.GradScaler asks, before each step.
+        raise UsageError(
+            problem="the job's optimizer was given to a GradScaler, which steps for every batch",
+            remedy="leave it out: job.autocast() computes in bf16, which needs no scaling",
+        )
+
     def zero_grad(self, set_to_none: bool = True) -> None:
         if self._step_state.zero_grad():
             super().zero_grad(set_to_none)  # type: ignore[misc]

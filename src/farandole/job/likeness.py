@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from typing import Any
 
 import torch
 
@@ -28,6 +29,11 @@ def check_alike(comm: Comm, model: torch.nn.Module, optimizer: torch.optim.Optim
     raise MismatchError(what="the model", rank=0, other_rank=other, mine=first, theirs=second)
 
 
+def check_options(comm: Comm, optimizer: torch.optim.Optimizer) -> None:
+    """Compare the learning rate and the like over the workers. Blocks; every rank must call it."""
+    check_same(comm, "the optimizer", "; ".join(_describe_groups(optimizer)))
+
+
 def check_same(comm: Comm, what: str, mine: str) -> None:
     """Compare one line over the workers. Blocks; every rank must call it.
 
@@ -48,11 +54,21 @@ def _describe(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[
         for name, p in model.named_parameters()
     ]
     lines += [f"buffer {name}: {tuple(b.shape)} {b.dtype}" for name, b in model.named_buffers()]
+    return [*lines, *_describe_groups(optimizer)]
+
+
+def _describe_groups(optimizer: torch.optim.Optimizer) -> list[str]:
+    lines: list[str] = []
     for number, group in enumerate(optimizer.param_groups):
-        options = {name: value for name, value in group.items() if name != "params"}
+        options = {name: _rounded(value) for name, value in group.items() if name != "params"}
         what = f"{type(optimizer).__name__} group {number}: {len(group['params'])} parameters"
         lines.append(f"optimizer {what}, {options}")
     return lines
+
+
+def _rounded(value: Any) -> Any:
+    """Return a number without the last digits, in which hosts' libraries may differ."""
+    return float(f"{value:.9g}") if isinstance(value, float) else value
 
 
 def _first_difference(left: bytes, right: bytes) -> tuple[str, str]:

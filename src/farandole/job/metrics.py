@@ -46,13 +46,13 @@ class StepMetrics:
                     problem=f"{name!r} was logged twice for one batch",
                     remedy="log it once, or give the second value a name of its own",
                 )
-            self._logged.append((slot, weight, name, _scalar(name, value)))
+            self._logged.append((slot, weight, name, to_scalar(name, value)))
             self._of_batch.add(name)
 
     def set_alike(self, values: Mapping[str, Any]) -> None:
         """Log values of the whole step, alike on every worker."""
         for name, value in values.items():
-            self._alike[name] = _scalar(name, value)
+            self._alike[name] = to_scalar(name, value)
 
     def summary(self) -> dict[str, Any]:
         """Return this worker's part, as JSON-able data."""
@@ -94,7 +94,7 @@ def _add(left: _Pair | None, right: _Pair | None) -> _Pair | None:
     return left[0] + right[0], left[1] + right[1]
 
 
-def _scalar(name: str, value: Any) -> Any:
+def to_scalar(name: str, value: Any) -> Any:
     """Return a number or a detached tensor of one element."""
     if isinstance(value, torch.Tensor):
         if value.numel() != 1:

@@ -15,6 +15,7 @@ from farandole.job.evaluation import Evaluation, EvaluationFunction, Evaluations
 from farandole.job.gates import gate_optimizer, gate_scheduler
 from farandole.job.likeness import check_alike
 from farandole.job.loader import Loader
+from farandole.job.metrics import to_scalar
 from farandole.job.steps import JobSteps
 
 if TYPE_CHECKING:
@@ -168,8 +169,15 @@ class Job:
                 problem=f"the optimizer function returned a {type(made).__name__}",
                 remedy="return a torch.optim.Optimizer",
             )
+        if {id(p) for p in trainable}.isdisjoint(
+            id(p) for group in made.param_groups for p in group["params"]
+        ):
+            raise UsageError(
+                problem="the optimizer has none of the model's parameters",
+                remedy="make it of those that the function gets: lambda params: AdamW(params)",
+            )
         check_alike(self._comm, model, made)
-        self._steps.attach(model, allow_unused=allow_unused)
+        self._steps.attach(model, made, allow_unused=allow_unused)
         if not self._keeper.resumed:
             tensors = [t.detach() for t in (*model.parameters(), *model.buffers())]
             self._comm.broadcast("initial weights", tensors)
@@ -324,7 +332,7 @@ class Job:
         """
         if not self._state.inside:
             self._state.check_whole()
-            numbers = {name: float(value) for name, value in values.items()}
+            numbers = {name: float(to_scalar(name, value)) for name, value in values.items()}
             self._records.record_alike("summary", self.step, numbers, epoch=self.epoch)
         elif self._state.step_reduced:
             self._records.current.set_alike(values)
@@ -416,7 +424,7 @@ class Job:
 
     def finish(self) -> None:
         """Check that all loops were read to their end, and write the last checkpoint."""
-        self._state.check_outside("the end of the training function")
+        self._state.check_ended()
         self._steps.check_epochs()
         self._evaluations.check_best()
         self._keeper.save(self.step, self._steps.place(), wait=True)

@@ -11,7 +11,7 @@ import torch
 
 from farandole.config import JobConfig
 from farandole.errors import JobStoppedError, UsageError
-from farandole.job.likeness import check_same
+from farandole.job.likeness import check_options, check_same
 from farandole.job.position import Position
 from farandole.job.randomness import seed_all
 from farandole.job.steprecords import StepRecords
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 # Below it, more of a step goes into calling operators than into their arithmetic.
 FEW_ROWS_PER_SLOT = 32
+SHOWN_NAMES = 5
 
 
 class Microstep(NamedTuple):
@@ -102,7 +103,9 @@ class JobSteps:
         """Whether there is a model to train."""
         return self._strategy is not None
 
-    def attach(self, model: torch.nn.Module, *, allow_unused: bool) -> None:
+    def attach(
+        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, *, allow_unused: bool
+    ) -> None:
         """Take a model whose gradients become steps. Blocks; every rank must call it."""
         self._strategy = AllReduce(
             self._comm,
@@ -112,6 +115,8 @@ class JobSteps:
             bucket_bytes=self.config.bucket_bytes,
         )
         self._strategy.attach(model, allow_unused=allow_unused)
+        self._model, self._optimizer = model, optimizer
+        self._trained = {p for p in model.parameters() if p.requires_grad}
 
     def close(self) -> None:
         """Let go of the model."""
@@ -122,16 +127,27 @@ class JobSteps:
     def epochs(self, num_epochs: int) -> Iterator[int]:
         """Yield the epochs that are still to do."""
         self.state.check_outside("job.epochs")
+        if self._in_epochs:
+            raise UsageError(
+                problem="job.epochs was called within the loop over job.epochs",
+                remedy="loop over it once, and over job.loader within",
+            )
+        if not isinstance(num_epochs, int) or num_epochs < 0:
+            raise UsageError(
+                problem=f"job.epochs({num_epochs!r})", remedy="give a whole number from 0 up"
+            )
         self._in_epochs = True
         self._num_asked = max(self._num_asked, num_epochs)
-        for epoch in range(self.position.epoch, num_epochs):
-            self._num_epochs = num_epochs
-            self._loader_index = 0
-            self.state.begin_epoch(self.position.num_scheduled)
-            yield epoch
-            self.state.end_epoch()
-            self.position = Position(epoch=epoch + 1)
-        self._in_epochs = False
+        try:
+            for epoch in range(self.position.epoch, num_epochs):
+                self._num_epochs = num_epochs
+                self._loader_index = 0
+                self.state.begin_epoch(self.position.num_scheduled)
+                yield epoch
+                self.state.end_epoch()
+                self.position = Position(epoch=epoch + 1)
+        finally:
+            self._in_epochs = False
 
     def check_epochs(self) -> None:
         """Warn if a resumed job has found nothing left to do, and say why."""
@@ -153,7 +169,13 @@ class JobSteps:
 
         Blocks; every rank must call it.
         """
-        self.state.check_outside("job.loader")
+        if self.state.inside:
+            raise UsageError(
+                problem="job.loader was begun before another one had ended",
+                remedy="read one to its end before the next; farandole.mix makes one data set "
+                "of several",
+            )
+        self.state.check_whole()
         if not self._in_epochs:
             raise UsageError(
                 problem="job.loader was read outside of job.epochs",
@@ -168,7 +190,10 @@ class JobSteps:
         self._loader_index += 1
         if index < self.position.loader:
             return None
-        check_same(self._comm, "the loader", repr(loader))
+        self._check_trained()
+        where = f"in epoch {self.position.epoch + 1}, number {index + 1} there"
+        check_same(self._comm, "the loader", f"{loader!r} {where}")
+        check_options(self._comm, self._optimizer)
         loader.check_data(self.position.data)
         for text in loader.warnings():
             if text not in self._warned:
@@ -179,6 +204,17 @@ class JobSteps:
             self._planned = True
             self._announce(loader)
         return self.position.row
+
+    def _check_trained(self) -> None:
+        """Raise if there is a parameter whose gradient would not be exchanged."""
+        named = self._model.named_parameters()
+        new = [name for name, p in named if p.requires_grad and p not in self._trained]
+        if new:
+            raise UsageError(
+                problem=f"{', '.join(new[:SHOWN_NAMES])} became trainable after job.prepare",
+                remedy="build the whole model before it; a part that is to be trained later can "
+                "be given a learning rate of 0 until then",
+            )
 
     def _announce(self, loader: Loader) -> None:
         sizes = loader.describe()

@@ -68,7 +68,7 @@ class StepState:
 
     def end_epoch(self) -> None:
         """Check that an epoch was read whole, and end it."""
-        self.check_whole()
+        self.check_ended()
         self._in_epoch = False
         self._num_scheduled = self._num_replayed = 0
 
@@ -112,6 +112,11 @@ class StepState:
                 problem="a loader was left half-read: the loop over job.loader ended early",
                 remedy="let it run to its end; job.loader(..., max_steps=N) makes it shorter",
             )
+
+    def check_ended(self) -> None:
+        """Raise unless every loader was read to its end; one may be kept, and go on later."""
+        self._left_early |= self.inside
+        self.check_whole()
 
     def check_outside(self, call: str) -> None:
         """Raise if a batch is at hand, unless its step has been taken."""
