@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farandole.data import ArrayDataset, ParquetDataset, RowBlock
+from farandole.data import ArrayDataset, ParquetDataset, RowBlock, masked, reader
 from farandole.data.columns import concatenate
 from farandole.errors import ColumnError, ConfigError, DataError, FarandoleError, UsageError
 from farandole.plan.slots import slots_of
@@ -109,6 +109,44 @@ def test_each_worker_reads_what_the_plan_says(
         assert next(blocks, None) is None
     if start == 0:
         assert np.array_equal(np.sort(np.concatenate(rows)), np.arange(table.num_rows))
+
+
+@pytest.mark.parametrize("num_slots", [1, 3])
+def test_batches_that_are_kept_stay_as_they_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_slots: int
+) -> None:
+    # Each step's rows in a buffer of their own, which is used again when nobody has them.
+    monkeypatch.setattr(reader, "_GATHERED_BYTES", 1)
+    size = 600
+    table = pa.table({"x": np.arange(4 * size, dtype=np.float32), "m": list(range(4 * size))})
+    pq.write_table(table, tmp_path / "0.parquet", row_group_size=size)
+    dataset = ParquetDataset(tmp_path, columns={"m": masked()}, features=["x"], index_cache=None)
+    plan = dataset.epoch_plan(seed=1, epoch=0, batch_size=9, num_slots=num_slots)
+    addresses: set[int] = set()
+    kept: dict[int, Any] = {}
+    for step, block in enumerate(dataset.read_steps(plan, range(num_slots))):
+        assert block.features is not None
+        addresses.add(block.row_ids.ctypes.data)
+        if step % 3 == 0:  # one column, or another, is enough
+            kept[step] = block.features[:, 0] if step % 2 else block.columns["m"].values
+        del block
+    assert len(addresses) < plan.num_steps
+    for step, found in kept.items():
+        slots = [plan.slot_row_ids(step, slot) for slot in range(num_slots)]
+        assert np.array_equal(found, np.concatenate(slots))
+
+
+@pytest.mark.parametrize("transform", [None, lambda block: block])
+def test_steps_are_the_blocks_of_their_slots(tmp_path: Path, transform: Any) -> None:
+    write(tmp_path, [900, 700])
+    dataset = ParquetDataset(tmp_path, features=["a"], transform=transform, index_cache=None)
+    plan = dataset.epoch_plan(seed=1, epoch=2, batch_size=50, num_slots=4)
+    blocks = list(dataset.read_steps(plan, range(1, 3)))
+    assert len(blocks) == plan.num_steps
+    for step, block in enumerate(blocks):
+        slots = [plan.slot_row_ids(step, slot) for slot in (1, 2)]
+        assert np.array_equal(block.row_ids, np.concatenate(slots))
+        assert (block.seed, block.epoch) == (1, 2)
 
 
 def test_arrays_and_files_give_the_same_rows(tmp_path: Path) -> None:

@@ -110,15 +110,6 @@ class RowBlock:
         """Return a view of a run of rows."""
         return self.map(lambda column: column[start:stop])
 
-    def gather(self, starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> RowBlock:
-        """Return a copy of several runs of rows of a buffer, one after another."""
-        rows = runs(starts, sizes)
-        return self.map(
-            lambda column: (
-                column.gather(starts, sizes) if isinstance(column, Chunks) else take(column, rows)
-            )
-        )
-
     def map(self, function: Callable[[Column], Column]) -> RowBlock:
         """Return a block of what `function` makes of each column, `row_ids` and features too."""
         return replace(

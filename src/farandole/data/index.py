@@ -22,6 +22,7 @@ from farandole.data.footers import (
     Footer,
     Footers,
     SchemaPool,
+    as_numpy,
     damaged_footer,
     make_table,
     read_footer,
@@ -181,7 +182,7 @@ def _update(
     parts.append(make_table(missing, list(_read(filesystem, missing, pool))))
     table = pa.concat_tables(parts).take(pa.array([rows[file.path] for file in files]))
     # Threads number schemas as they come; what follows must not depend on that.
-    numbers, first = np.unique(table["schema"].drop_null().to_numpy(), return_index=True)
+    numbers, first = np.unique(as_numpy(table["schema"].drop_null()), return_index=True)
     numbers = numbers[np.argsort(first)]
     options = pc.SetLookupOptions(pa.array(numbers, pa.int32()))
     renumbered = pc.call_function("index_in", [table["schema"]], options)

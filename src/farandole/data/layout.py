@@ -105,6 +105,8 @@ class Layout:
 
         Calls the functions given to `decode`. Does no I/O; may be called in any thread.
         """
+        if not self.columns:
+            return block
         columns: dict[str, Column] = {}
         for name, form in self.columns.items():
             with _naming(name):

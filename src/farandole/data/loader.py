@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import closing
 from typing import Any, Literal
 
 from farandole.data.block import RowBlock, concatenate
@@ -219,7 +220,12 @@ class BatchLoader:
         """Yield this rank's rows of each step."""
         slots = self._slots()
         if slots:
-            yield from step_blocks(self._dataset.read(plan, slots), plan, slots)
+            whole = getattr(self._dataset, "read_steps", None)
+            if whole is None or plan.tail == "pad":  # each slot is padded by itself
+                yield from step_blocks(self._dataset.read(plan, slots), plan, slots)
+            else:
+                with closing(whole(plan, slots)) as blocks:
+                    yield from blocks
 
     def _convert(self, block: RowBlock) -> Any:
         """Return a block as what the loop gets."""

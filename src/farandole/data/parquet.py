@@ -19,7 +19,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from farandole.data import budget
-from farandole.data.block import RowBlock, Transform, transformed
+from farandole.data.block import RowBlock, Transform, concatenate, transformed
 from farandole.data.counting import expression_text, filter_columns
 from farandole.data.files import PathLike, find_files, given_names
 from farandole.data.groups import GroupReader
@@ -470,6 +470,14 @@ class ParquetDataset(Loadable, Samplable, Splittable):
         share = plan.batch_size * len(slots) // plan.num_slots
         return Prefetch(self._steps(plan, slots, start_step), self._depth(share))
 
+    def read_steps(self, plan: EpochPlan, slots: range) -> Prefetch[RowBlock]:
+        """Read one block for each step, all rows of `slots`: what `read` gives, joined.
+
+        With ``tail="pad"``, the last one is not filled up.
+        """
+        share = plan.batch_size * len(slots) // plan.num_slots
+        return Prefetch(self._steps(plan, slots, 0, whole=True), self._depth(share))
+
     def read_rows(self, ranges: Sequence[range]) -> Prefetch[RowBlock]:
         """Read one block for each range of rows in the order of the data set, in a thread.
 
@@ -498,7 +506,10 @@ class ParquetDataset(Loadable, Samplable, Splittable):
         ahead = min(_AHEAD_ROWS, _AHEAD_BYTES // row_bytes)
         return min(max(ahead // max(rows, 1), 2), _MAX_CHUNKS)
 
-    def _steps(self, plan: EpochPlan, slots: range, start_step: int) -> Generator[list[RowBlock]]:
+    def _steps(
+        self, plan: EpochPlan, slots: range, start_step: int, *, whole: bool = False
+    ) -> Generator[list[RowBlock]]:
+        """Yield the blocks of each step: one for each slot, or the whole as one."""
         index = self._index()
         lanes = plan.lanes_of(slots)
         windows = plan.window_rows * len(lanes)
@@ -507,8 +518,12 @@ class ParquetDataset(Loadable, Samplable, Splittable):
         rows = self._rows(shards_of(plan, lanes), plan.section_pieces, num_sections, windows)
         reader = LaneReader(plan, slots, index.layout, rows)
         try:
-            for blocks in reader.steps(start_step):
-                yield [transformed(block, self._transform, plan) for block in blocks]
+            for step, block in enumerate(reader.steps(start_step), start_step):
+                if whole and self._transform is None:
+                    yield [block]
+                    continue
+                blocks = [transformed(part, self._transform) for part in reader.cut(step, block)]
+                yield [concatenate(blocks)] if whole else blocks
         finally:
             reader.close()
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+from collections import deque
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from farandole.data.block import RowBlock, copy_runs, put_chunks, take_rows
-from farandole.data.columns import runs
+from farandole.data.columns import Chunks, runs
 from farandole.data.layout import Layout
 from farandole.data.shards import ShardSource
 from farandole.data.streams import Rows
@@ -16,8 +19,9 @@ from farandole.plan.lanes import EpochPlan, Piece
 
 Ints = NDArray[np.int64]
 
-_GATHERED_BYTES = 5 << 20
-"""Of steps gathered at once: numpy asks for huge pages from 4 MiB on."""
+_GATHERED_BYTES = 2 << 20
+"""Of steps gathered at once: large pieces cost less for each row, small ones stay in caches."""
+_MAX_BUFFERS = 8
 
 
 class LaneReader:
@@ -50,46 +54,56 @@ class LaneReader:
         self._stop = np.zeros(len(self._lanes), np.int64)
         self._block = layout.empty(num_rows)
         self._decoded = layout.empty(max(lengths, default=0))
+        self._buffers = _Buffers(layout)
 
     def close(self) -> None:
         """Close all files and threads."""
         self._rows.close()
 
-    def steps(self, start_step: int) -> Iterator[list[RowBlock]]:
-        """Yield each step's blocks, one for each slot."""
+    def steps(self, start_step: int) -> Iterator[RowBlock]:
+        """Yield the rows of each step, those of all slots one after another."""
         rows = self._plan.batch_size * len(self._slots) / self._plan.num_slots
         most = max(1, int(_GATHERED_BYTES / (rows * self._layout.row_bytes)))
         step, num_steps = start_step, 1
         while step < self._plan.num_steps:
             steps = range(step, min(step + num_steps, self._plan.num_steps))
-            yield from self._cut(steps, self._gather(steps))
+            spans = [self._plan.lane_spans(step, self._lanes) for step in steps]
+            starts, stops = (np.stack(ends) for ends in zip(*spans, strict=True))
+            gathered = self._gather(starts, stops)
+            gathered = replace(gathered, seed=self._plan.seed, epoch=self._plan.epoch)
+            first = 0
+            for size in (stops - starts).sum(axis=1).tolist():
+                yield self._layout.finish(gathered.slice(first, first + size))
+                first += size
+            del gathered  # or its buffer could not be used again
             step, num_steps = steps.stop, min(2 * num_steps, most)
 
-    def _cut(self, steps: range, gathered: RowBlock) -> Iterator[list[RowBlock]]:
-        """Cut the rows of some steps into each slot's."""
-        stop = 0
-        for step in steps:
-            blocks: list[RowBlock] = []
-            for slot in self._slots:
-                start, stop = stop, stop + self._plan.slot_rows(step, slot)
-                blocks.append(self._layout.finish(gathered.slice(start, stop)))
-            yield blocks
+    def cut(self, step: int, block: RowBlock) -> list[RowBlock]:
+        """Return the rows of each slot in a step."""
+        sizes = [self._plan.slot_rows(step, slot) for slot in self._slots]
+        ends = np.cumsum(sizes).tolist()
+        return [block.slice(end - size, end) for end, size in zip(ends, sizes, strict=True)]
 
-    def _gather(self, steps: range) -> RowBlock:
+    def _gather(self, at: Ints, stop: Ints) -> RowBlock:
         """Return the rows of some steps: of each step all lanes', in their order.
 
-        Several steps at once, since large pieces of memory come much cheaper than small ones.
+        ``at[i, j]`` and ``stop[i, j]`` are where a step starts and stops in a lane. Several steps
+        at once, since large pieces of memory come much cheaper than small ones.
         """
-        spans = [self._plan.lane_spans(step, self._lanes) for step in steps]
-        at, stop = (np.stack(ends) for ends in zip(*spans, strict=True))
         sizes = stop - at
         self._load_next(at[0], stop[-1])
         base = self._base - self._start
+        out = self._buffers.take(int(sizes.sum()))
+        starts = (base + at).ravel()
+        take_rows(self._block, runs(starts, sizes.ravel()), out)
         if (stop[-1] <= np.maximum(self._stop, at[0])).all():
-            return self._block.gather((base + at).ravel(), sizes.ravel())
+            loose = {
+                name: column.gather(starts, sizes.ravel())
+                for name, column in self._block.columns.items()
+                if isinstance(column, Chunks)
+            }
+            return replace(out, columns={**out.columns, **loose})
         # Some lanes go on in their next windows: what is beyond a window is mended afterwards.
-        out = self._layout.empty(int(sizes.sum()))
-        take_rows(self._block, runs((base + at).ravel(), sizes.ravel()), out)
         targets = (np.cumsum(sizes) - sizes.ravel()).reshape(sizes.shape)
         until = np.maximum(np.minimum(stop, self._stop), at)
         put_chunks(self._block, base + at, until - at, out, targets)
@@ -137,6 +151,33 @@ class LaneReader:
 
     def _section(self, index: int) -> int:
         return self._lanes[index] // self._plan.lanes_per_section
+
+
+class _Buffers:
+    """Blocks that are used again as soon as nobody has a view of their arrays.
+
+    Fresh memory costs more than what is copied into it: the system clears it page by page.
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        self._blocks: deque[RowBlock] = deque(maxlen=_MAX_BUFFERS)
+        self._unused: list[int] = []
+
+    def take(self, num_rows: int) -> RowBlock:
+        """Return a block of unset values."""
+        for block in self._blocks:
+            if block.num_rows == num_rows and _references(block) == self._unused:
+                return block
+        block = self._layout.empty(num_rows)
+        if not block.chunks():  # which would keep Arrow's memory
+            self._unused = _references(block)
+            self._blocks.append(block)
+        return block
+
+
+def _references(block: RowBlock) -> list[int]:
+    return [sys.getrefcount(array) for array in block.arrays()]
 
 
 def shards_of(plan: EpochPlan, lanes: range) -> set[int]:

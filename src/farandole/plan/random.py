@@ -22,15 +22,19 @@ class Stream(enum.IntEnum):
     REWRITE_ORDER = 14
 
 
+def _entropy(seed: int, stream: Stream, *path: int) -> np.random.SeedSequence:
+    return np.random.SeedSequence([seed, int(stream), *path])
+
+
 def philox_key(seed: int, stream: Stream, *path: int) -> np.ndarray:
     """Return a 128-bit key (two uint64) for a stream, mixed from the seed and a path of numbers."""
-    entropy = np.random.SeedSequence([seed, int(stream), *path])
-    return entropy.generate_state(2, np.uint64)
+    return _entropy(seed, stream, *path).generate_state(2, np.uint64)
 
 
 def generator(seed: int, stream: Stream, *path: int) -> np.random.Generator:
     """Return a numpy generator for a stream (Philox-4x64, counter at zero)."""
-    return np.random.Generator(np.random.Philox(key=philox_key(seed, stream, *path)))
+    # The same as with key=philox_key(...), for which numpy would also ask the system for a seed.
+    return np.random.Generator(np.random.Philox(_entropy(seed, stream, *path)))
 
 
 def slot_seed(seed: int, step: int, slot: int) -> int:
