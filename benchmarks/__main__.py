@@ -1,5 +1,7 @@
 """Farandole and its peers side by side, in one run: `make bench`.
 
+Reading against other libraries: `python -m benchmarks data-peers`.
+
 Prints ratios of paces (steps per second), the median over rounds and their spread, after
 checking that all contestants computed the same thing.
 """
@@ -21,6 +23,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from benchmarks import data_peers
 from rich.console import Console
 from rich.table import Table
 
@@ -203,6 +206,9 @@ PARTS = {
 
 
 def main() -> None:
+    if sys.argv[1:2] == ["data-peers"]:
+        data_peers.main(sys.argv[2:])
+        return
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("parts", nargs="*", default=list(PARTS), help=f"of {', '.join(PARTS)}")
     parser.add_argument("--models", nargs="+", choices=NUM_STEPS, default=list(NUM_STEPS))
