@@ -397,7 +397,7 @@ def test_five_thousand_columns(tmp_path: Path, cache: Path, reads: list[str]) ->
 
 
 def test_metadata_of_opened_files_is_bounded(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("farandole.data.groups._METADATA_BYTES", 1)
+    monkeypatch.setattr("farandole.data.metadata.MAX_BYTES", 1)
     dataset = ParquetDataset(data, columns=["id"], index_cache=None, buffer_bytes=1)
     assert ids(dataset) == list(range(sum(ROWS)))
     assert len(dataset._index().reader._opened._kept) == 1

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Literal
@@ -26,6 +24,7 @@ from farandole.data.footers import (
     unreadable,
 )
 from farandole.data.index import IndexCache, load_footers
+from farandole.data.metadata import KeptMetadata
 from farandole.data.nested import Node, named_nodes, pick, plain
 from farandole.data.remote import column_ranges, remote_handler
 from farandole.data.schema import (
@@ -41,8 +40,6 @@ from farandole.errors import ColumnError, DamagedFileError, DataError
 _READ_BUFFER_BYTES = 1 << 17
 _NULL_IN_FIXED_SIZE = "Expected all lists to be of size="
 """What pyarrow before 26 says of a null where lists have one size."""
-_METADATA_BYTES = 16 << 20
-"""Serialized size of the metadata that is kept; in memory it is a few times as large."""
 
 
 class GroupReader:
@@ -84,7 +81,7 @@ class GroupReader:
         )
         self._is_local = isinstance(filesystem, pafs.LocalFileSystem)
         self._remote = remote_handler(filesystem)
-        self._opened = _OpenedFiles()
+        self._opened = KeptMetadata()
         self.partition_names = self._partition_names()
         found = resolve(self.footers.schemas)
         found.types.update(self._partition_types())
@@ -461,30 +458,6 @@ class GroupReader:
                     remedy="name a type that holds all values in schema=",
                 ) from error
         return self._scalars[name, raw]
-
-
-class _OpenedFiles:
-    """Metadata of the files that were opened last. Safe from many threads."""
-
-    def __init__(self) -> None:
-        self._kept: OrderedDict[int, pq.FileMetaData] = OrderedDict()
-        self._bytes = 0
-        self._lock = threading.Lock()
-
-    def get(self, file: int) -> pq.FileMetaData | None:
-        """Return a file's metadata if it is kept."""
-        with self._lock:
-            if file in self._kept:
-                self._kept.move_to_end(file)
-            return self._kept.get(file)
-
-    def put(self, file: int, metadata: pq.FileMetaData) -> None:
-        """Keep a file's metadata, instead of what was not asked for longest."""
-        with self._lock:
-            if self._kept.setdefault(file, metadata) is metadata:
-                self._bytes += metadata.serialized_size
-            while self._bytes > _METADATA_BYTES and len(self._kept) > 1:
-                self._bytes -= self._kept.popitem(last=False)[1].serialized_size
 
 
 def leaf_paths(source: pq.ParquetFile, node: Node) -> list[str]:

@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 import copy
-import hashlib
-import json
 import logging
-import posixpath
 import threading
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Unpack
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from farandole.data import budget
 from farandole.data.block import RowBlock, Transform, concatenate, transformed
+from farandole.data.contents import Contents
 from farandole.data.counting import expression_text, filter_columns
 from farandole.data.files import PathLike, find_files, given_names
 from farandole.data.groups import GroupReader
 from farandole.data.index import IndexCache
 from farandole.data.inspection import Inspection
-from farandole.data.layout import Columns, Layout, make_layout
+from farandole.data.layout import Columns, make_layout
 from farandole.data.loader import Loadable
 from farandole.data.names import check_names
 from farandole.data.plans import make_epoch_plan
@@ -36,9 +31,9 @@ from farandole.data.reader import LaneReader, read_ranges, shards_of
 from farandole.data.remote import DEFAULT_CACHE_BYTES, Storage, split_credentials
 from farandole.data.sampling import Samplable
 from farandole.data.schema import SchemaReport
-from farandole.data.selection import Shard, as_expression, select_shards
+from farandole.data.selection import as_expression, select_shards
 from farandole.data.shards import ShardSource
-from farandole.data.splits import Part, Splittable, narrowed
+from farandole.data.splits import Part, Splittable
 from farandole.data.streams import Rows, ShardCache, Streams
 from farandole.data.verify import Damage, VerifyReport, damage_error, find_damage, known_damage
 from farandole.errors import DamagedFileError, DataError, UsageError
@@ -50,68 +45,6 @@ _AHEAD_BYTES = 32 << 20
 _MAX_CHUNKS = 64
 
 _logger = logging.getLogger("farandole.data")
-
-
-@dataclass(frozen=True)
-class _Index:
-    """What the footers, and a pass over the filters' columns, have told."""
-
-    reader: GroupReader
-    shards: list[Shard]
-    layout: Layout
-    source: ShardSource
-    cache: ShardCache
-    filters: str
-    skipped: tuple[DamagedFileError, ...]
-
-    @cached_property
-    def group_rows(self) -> NDArray[np.int64]:
-        """Rows of the row group of each shard, selected or not."""
-        return self.reader.footers.group_rows[self._groups]
-
-    @cached_property
-    def group_bytes(self) -> NDArray[np.float64]:
-        """Size of the row group of each shard, with all columns, once decoded."""
-        return self.reader.group_bytes()[self._groups]
-
-    @cached_property
-    def row_bytes(self) -> float:
-        """Mean size of a row with all columns."""
-        return float(self.group_bytes.sum() / max(self.group_rows.sum(), 1))
-
-    @cached_property
-    def _groups(self) -> NDArray[np.int64]:
-        number = self.reader.group_number
-        return np.array([number(shard.file, shard.group) for shard in self.shards], np.int64)
-
-    def of_part(self, part: Part, cache_bytes: int) -> _Index:
-        """Return the index of a part of the rows. Blocks at the first one of a partition."""
-        shards = narrowed(self.shards, part.kept())
-        source = ShardSource(self.reader, shards, self.layout)
-        return replace(
-            self,
-            shards=shards,
-            source=source,
-            cache=ShardCache(source, cache_bytes),
-            filters=f"{self.filters} {part.says}",
-        )
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """Hex digest of all that decides which rows there are."""
-        files = self.reader.files
-        base = posixpath.commonpath([posixpath.dirname(file.path) for file in files])
-        digests = self.reader.footers.table["digest"].to_pylist()
-        content = {
-            "files": [
-                [file.path[len(base) :], file.size_bytes, digest.hex(), dict(file.partition)]
-                for file, digest in zip(files, digests, strict=True)
-            ],
-            "shards": [[shard.file, shard.group, shard.num_rows] for shard in self.shards],
-            "schema": [[name, str(kind)] for name, kind in self.reader.types.items()],
-            "filters": self.filters,
-        }
-        return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
 class ParquetDataset(Loadable, Samplable, Splittable):
@@ -229,7 +162,7 @@ class ParquetDataset(Loadable, Samplable, Splittable):
         self._damage: list[Damage] = []
         self._num_threads = num_threads
         self._part: tuple[ParquetDataset, Part] | None = None
-        self._made: _Index | None = None
+        self._made: Contents | None = None
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:
@@ -362,7 +295,7 @@ class ParquetDataset(Loadable, Samplable, Splittable):
             progress=progress or no_progress,
         )
 
-    def _index(self) -> _Index:
+    def _index(self) -> Contents:
         with self._lock:
             if self._made is None:
                 self._made = self._make_index()
@@ -393,7 +326,7 @@ class ParquetDataset(Loadable, Samplable, Splittable):
         filtered = [] if expression is None else filter_columns(reader, expression)
         return list(dict.fromkeys([*(reader.all_columns() if asked is None else asked), *filtered]))
 
-    def _make_index(self) -> _Index:
+    def _make_index(self) -> Contents:
         if self._part is not None:
             whole, part = self._part
             return whole._index().of_part(part, self._buffer_bytes // 2)
@@ -424,7 +357,7 @@ class ParquetDataset(Loadable, Samplable, Splittable):
         source = ShardSource(reader, shards, layout)
         cache = ShardCache(source, self._buffer_bytes // 2)
         text = str(None) if filters is None else expression_text(filters)
-        return _Index(reader, shards, layout, source, cache, text, skipped)
+        return Contents(reader, shards, layout, source, cache, text, skipped)
 
     # --- reading --------------------------------------------------------------------------
 

@@ -9,14 +9,9 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
-import importlib.metadata
 import json
 import os
-import platform
-import shutil
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -26,11 +21,11 @@ from typing import Any, Literal, get_args
 
 from farandole.config import JobConfig
 from farandole.errors import RunDirectoryError, without_credentials
+from farandole.job.environment import environment, git_state
 
 Status = Literal["starting", "running", "finished", "failed", "stopped", "killed"]
 
 LOCK_WAIT_S = 0.5
-GIT_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -327,9 +322,9 @@ class RunDir:
         (git commit, SHA-256 of the training function's file), and copies that file to `code/`.
         No environment variable is recorded.
         """
-        self.write_json("environment.json", _environment())
+        self.write_json("environment.json", environment())
         file = Path(self.read_config().target.split(":")[0])
-        code: dict[str, Any] = {"file": str(file), **_git(file.parent)}
+        code: dict[str, Any] = {"file": str(file), **git_state(file.parent)}
         if file.is_file():
             content = file.read_bytes()
             code["sha256"] = hashlib.sha256(content).hexdigest()
@@ -462,40 +457,3 @@ def _flock(descriptor: int) -> bool:
             if time.monotonic() > deadline:
                 return False
             time.sleep(0.02)
-
-
-def _environment() -> dict[str, Any]:
-    packages = {d.name: d.version for d in importlib.metadata.distributions()}
-    return {
-        "python": sys.version,
-        "executable": sys.executable,
-        "platform": platform.platform(),
-        "machine": platform.machine(),
-        "host": socket.gethostname(),
-        "cores": os.cpu_count(),
-        "packages": dict(sorted(packages.items(), key=lambda item: item[0].lower())),
-    }
-
-
-def _git(folder: Path) -> dict[str, Any]:
-    """Return the commit of a folder's repository and whether it has changes; nulls without one."""
-    commit = _git_output(folder, "rev-parse", "HEAD")
-    changes = _git_output(folder, "status", "--porcelain", "--untracked-files=no")
-    return {
-        "git_commit": commit.strip() if commit else None,
-        "git_dirty": None if changes is None else bool(changes.strip()),
-    }
-
-
-def _git_output(folder: Path, *arguments: str) -> str | None:
-    git = shutil.which("git")
-    if git is None:
-        return None
-    command = [git, "-C", str(folder), *arguments]
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=GIT_TIMEOUT_S, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout if done.returncode == 0 else None
