@@ -179,7 +179,7 @@ def train(job, disk: str):
 """
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1])
 def test_a_disk_that_fills_up_ends_a_job_in_one_line(
     workers: int, small_disk: Path, tmp_path: Path
 ) -> None:
